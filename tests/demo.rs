@@ -54,7 +54,7 @@ fn the_demo_overwrites_nothing() {
         fs::write(&path, "mine").unwrap();
         let output = hearth(&["demo", "--out", text(folder.path())]);
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        let named = format!("would overwrite what hearth did not write: {}", text(&path));
+        let named = format!("would overwrite a file that hearth did not write: {}", text(&path));
         assert!(said(&output).contains(&named), "{}", said(&output));
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "{name}");

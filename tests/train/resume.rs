@@ -323,13 +323,13 @@ fn another_job_does_not_go_on_with_this_one() {
     refuses(&[], &[], &["run"]);
     let base = other_base();
     let path = format!("base.path='{}'", text(base.path()));
-    let changed = "the base is not what it was: 1 changed (context_embedder.bias)";
+    let changed = "the base has changed: 1 changed (context_embedder.bias)";
     refuses(&[&path], &resume, &[changed]);
     fs::write(job.path("images/0000.txt"), "another caption").unwrap();
-    refuses(&[], &resume, &["is not what it was: 1 changed (caption of 0000.png)"]);
+    refuses(&[], &resume, &["has changed: 1 changed (caption of 0000.png)"]);
     // Of a run that kept no parts it is only known that something differs.
     fs::remove_file(run.join(".inputs.json")).unwrap();
-    refuses(&[], &resume, &["what it learns from was "]);
+    refuses(&[], &resume, &["the dataset was "]);
     assert_eq!(fs::read(run.join("config.toml")).unwrap(), config);
     check_memory(&events(&run));
 }
@@ -345,7 +345,7 @@ fn images_that_came_and_went_are_named() {
         fs::rename(at("0001"), at("fox")).unwrap();
     }
     let words = job.fail(&["train.steps=2"], &["--resume"]);
-    let named = "is not what it was: 1 added (fox.png), 1 removed (0001.png): ";
+    let named = "has changed: 1 added (fox.png), 1 removed (0001.png): ";
     assert!(words.contains(named), "{words}");
 }
 

@@ -107,7 +107,7 @@ fn what_somebody_else_wrote_is_not_touched() {
         let before = contents(job.folder.path());
         let words = job.fail(&[], &[]);
         let named = text(&run.join(name.split('/').next().unwrap())).to_owned();
-        let said = format!("would overwrite what hearth did not write: {named}");
+        let said = format!("would overwrite a file that hearth did not write: {named}");
         assert!(words.contains(&said), "{words}");
         assert!(contents(job.folder.path()) == before, "{name}: something was written");
         fs::remove_dir_all(&run).unwrap();

@@ -1,4 +1,4 @@
-//! What a phase of work takes, in memory and in time: found on a device without data, by the functions that will run.
+//! What a phase of work takes, in memory and in time: found by a dry run on the meta device.
 
 use compute::{Device, DeviceKind, WorkStats};
 use weights::WeightsError;
@@ -32,20 +32,20 @@ pub struct Stage {
     pub cost: Cost,
 }
 
-/// For a rehearsal that finds out how much would be enough.
+/// For a dry run that finds out how much memory is enough.
 pub(crate) const UNLIMITED: usize = usize::MAX / 2;
 
-/// The first of `choices` whose rehearsal fits, else the one that takes the least; and its peak.
+/// The first of `choices` whose dry run fits, else the one that takes the least; and its peak.
 pub(crate) fn first_fitting<C: Copy>(
     kind: DeviceKind,
     limit: usize,
     choices: Vec<C>,
-    rehearse: impl Fn(&Device, C) -> Result<()>,
+    dry_run: impl Fn(&Device, C) -> Result<()>,
 ) -> Result<(C, usize)> {
     let mut least: Option<(C, usize)> = None;
     for choice in choices {
         let device = Device::meta(kind, UNLIMITED);
-        rehearse(&device, choice)?;
+        dry_run(&device, choice)?;
         let peak = device.usage().extent;
         if least.is_none_or(|(_, least)| peak < least) {
             least = Some((choice, peak));

@@ -24,7 +24,7 @@ pub enum TrainerError {
     /// A model file could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The job is not one.
+    /// The job is not valid.
     #[error(transparent)]
     Job(#[from] ConfigError),
     /// A tokenizer could not be read.
@@ -37,10 +37,10 @@ pub enum TrainerError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file of settings is not what it should be.
+    /// A configuration file is not valid.
     #[error("{problem}: {}", path.display())]
     Config {
         /// What is wrong, with both values.
@@ -53,7 +53,7 @@ pub enum TrainerError {
     Folder {
         /// What was looked for there.
         what: &'static str,
-        /// Why it is none.
+        /// What is wrong with it.
         problem: String,
         /// The folder.
         path: PathBuf,
@@ -90,9 +90,9 @@ pub enum TrainerError {
     /// The weights are not those of the model.
     #[error("weights do not fit the model: {}: {}", keys(missing, extra), path.display())]
     TensorNames {
-        /// Tensors the model asks for and the file lacks.
+        /// Tensors that the model needs and the file lacks.
         missing: Vec<String>,
-        /// Tensors of the file that the model has no place for.
+        /// Tensors of the file that the model does not have.
         extra: Vec<String>,
         /// The file or folder.
         path: PathBuf,
@@ -119,7 +119,7 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
-    /// An adapter that training spoilt.
+    /// An adapter with values that are not finite.
     #[error("{n_lost} of {n} values of {tensor} are not finite: {}", path.display())]
     NotFinite {
         /// The tensor.
@@ -131,7 +131,7 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
-    /// A checkpoint that is not whole.
+    /// A damaged checkpoint.
     #[error("checkpoint is broken: {problem}: {}", path.display())]
     Checkpoint {
         /// What is wrong, with both values.
@@ -139,7 +139,7 @@ pub enum TrainerError {
         /// The checkpoint.
         path: PathBuf,
     },
-    /// A checkpoint of something else.
+    /// A checkpoint of another job.
     #[error("checkpoint belongs to another job: {problem}: {}", path.display())]
     OtherJob {
         /// What differs, with both values.
@@ -161,19 +161,19 @@ pub enum TrainerError {
         /// The folder.
         path: PathBuf,
     },
-    /// A file or a folder in a run's place that somebody else wrote.
-    #[error("would overwrite what hearth did not write: {}", path.display())]
+    /// A file or a folder where a run writes, and that hearth did not write.
+    #[error("would overwrite a file that hearth did not write: {}", path.display())]
     ForeignFile {
         /// The file or folder.
         path: PathBuf,
     },
-    /// Nothing to go on with.
+    /// No run to resume.
     #[error("there is no run to resume in {}", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
     },
-    /// A run that cannot go on.
+    /// A run that cannot be resumed.
     #[error("the run in {} has no checkpoint to resume from", path.display())]
     NoCheckpoint {
         /// Whether it had one.
@@ -191,8 +191,8 @@ pub enum TrainerError {
         /// The run's folder.
         path: PathBuf,
     },
-    /// Training that trains nothing.
-    #[error("nothing is learnt: none of {layers} layers got a gradient in {steps} steps")]
+    /// No trained layer gets a gradient.
+    #[error("none of {layers} trained layers got a gradient in {steps} steps")]
     NoGradients {
         /// Layers that are trained.
         layers: usize,
@@ -204,7 +204,7 @@ pub enum TrainerError {
     Event {
         /// Which, from 1.
         line: usize,
-        /// What the parser said.
+        /// The parser's error.
         problem: String,
         /// The file.
         path: PathBuf,
@@ -225,9 +225,9 @@ pub enum TrainerError {
         /// The remedy.
         hint: &'static str,
     },
-    /// A step does not fit into memory in any way.
+    /// A step does not fit into memory at any level.
     #[error(
-        "no room to go on after step {step}, which was saved: asked {}, in use {} of {}",
+        "out of memory after step {step}, which was saved: asked {}, in use {} of {}",
         bytes(*asked), bytes(*in_use), bytes(*limit)
     )]
     OutOfMemory {
@@ -252,36 +252,34 @@ pub enum TrainerError {
         first: String,
         /// What else is.
         others: usize,
-        /// Where that was noted.
+        /// The file with the results.
         path: PathBuf,
     },
     /// A GPU is lost again and again.
-    #[error(
-        "the GPU was lost {times} times after step {step}, and nothing was learnt in between: {said}"
-    )]
+    #[error("the GPU was lost {times} times after step {step} without progress: {said}")]
     GpuLost {
         /// Steps taken.
         step: u64,
         /// How often.
         times: u32,
-        /// What was said of it.
+        /// The driver's message.
         said: String,
     },
-    /// It would not fit into memory.
+    /// A phase does not fit into memory.
     #[error("{phase} does not fit: needs {}", above(*needed, *limit))]
     TooLarge {
         /// Which part of the work.
         phase: String,
-        /// Bytes it takes at its peak, with all that the program holds then.
+        /// Its memory peak, for the whole program.
         needed: usize,
         /// Bytes we may take.
         limit: usize,
-        /// What would fit instead, if anybody looked for it.
+        /// A change that would fit, if one was looked for.
         remedy: Option<Remedy>,
     },
 }
 
-/// A change of what was asked for, tried on a device without data.
+/// A change of the job, tried in a dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remedy {
     /// As it would be typed; empty if there is nothing to change.
@@ -312,13 +310,13 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// Two sizes that disagree, in units that show it.
+/// Two sizes, in units that show their difference.
 fn above(needed: usize, limit: usize) -> String {
-    let said = [needed, limit].map(bytes);
-    if said[0] == said[1] {
-        format!("{}, {} more than the limit", said[0], bytes(needed - limit.min(needed)))
+    let [needed_text, limit_text] = [needed, limit].map(bytes);
+    if needed_text == limit_text {
+        format!("{needed_text}, {} more than the limit", bytes(needed - limit.min(needed)))
     } else {
-        format!("{}, limit {}", said[0], said[1])
+        format!("{needed_text}, limit {limit_text}")
     }
 }
 
@@ -327,7 +325,7 @@ fn bytes(bytes: usize) -> String {
 }
 
 impl TrainerError {
-    /// Whether it is no failure: somebody asked to stop.
+    /// Whether it is no failure but a request to stop.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Weights(WeightsError::Cancelled))
     }
@@ -347,7 +345,7 @@ impl TrainerError {
                  tokenizer* in it"
             }
             Self::NoTarget { .. } => {
-                "name layers by the end of their names, or leave the key out to have the usual ones"
+                "name layers by the end of their names, or leave the key out for the default ones"
             }
             Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
                 "fetch config.json and the weights again, from the same model"
@@ -358,20 +356,20 @@ impl TrainerError {
                  `hearth export --force` takes it as it is"
             }
             Self::Checkpoint { .. } => {
-                "there is no other to go on from: begin a new run with another --out"
+                "no other checkpoint is left: start a new run with another --out"
             }
             Self::FolderBusy { .. } => "wait for it, or choose another --out",
-            Self::FolderTaken { .. } => "go on with it by --resume, or choose another --out",
+            Self::FolderTaken { .. } => "continue it with --resume, or choose another --out",
             Self::ForeignFile { .. } => "choose another --out, or move it away first",
             Self::NoRun { .. } => "start one without --resume, or give --out the folder of a run",
             Self::NoCheckpoint { was_saved: false, .. } => {
                 "start again without --resume: it was stopped before it saved anything"
             }
             Self::NoCheckpoint { was_saved: true, .. } => {
-                "put its checkpoints folder back, or begin a new run with another --out"
+                "put its checkpoints folder back, or start a new run with another --out"
             }
             Self::StepsBeyondJob { .. } => {
-                "ask for more: --set train.steps=N; or begin a new run with another --out"
+                "ask for more with --steps N, or start a new run with another --out"
             }
             Self::NoGradients { .. } => {
                 "raise optimizer.learning_rate, or name other adapter.targets"
@@ -379,21 +377,21 @@ impl TrainerError {
             Self::Event { .. } => {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }
-            Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
+            Self::Cache { .. } => "run it again: what the cache has lost is encoded again",
             Self::Request { hint, .. }
             | Self::OtherJob { hint, .. }
             | Self::WrongModel { hint, .. } => hint,
             Self::OutOfMemory { .. } => {
-                "go on with --resume and a higher --limit; or begin anew with smaller images, a lower \
+                "continue with --resume and a higher --limit; or start again with smaller images, a lower \
                  adapter.rank or quantised weights"
             }
             Self::FailedSelfTest { .. } => {
-                "compute with --device cpu; after an update of the system let `hearth doctor --self-test` look \
-                 again; please report what it prints"
+                "use --device cpu; after a system update run `hearth doctor --self-test` again; please report what it \
+                 prints"
             }
             Self::GpuLost { .. } => {
-                "go on with --resume, with the display asleep and other programs closed, or with --device cpu; \
-                 `hearth doctor --self-test` looks for a kernel that this GPU computes wrongly"
+                "continue with --resume, with the display asleep and other programs closed, or with --device cpu; \
+                 `hearth doctor --self-test` finds kernels that this GPU computes wrongly"
             }
             Self::TooLarge { remedy: None, .. } => "raise --limit, or close other programs",
         };

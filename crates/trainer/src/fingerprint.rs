@@ -1,5 +1,5 @@
-//! What tells a model, or a set of samples, from others: one checksum of all of it, and one of each part
-//! by its name, so that a run that does not go on can say which part changed.
+//! Fingerprints of a model or a dataset: one checksum of all of it, and one of each part by name, so that a run
+//! that cannot be resumed can name the part that changed.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ pub fn short(hash: &Hash) -> String {
     hash.to_hex()[..16].into()
 }
 
-/// What captions are called among the parts, before the name of their image. An image that is new or gone
-/// is named once, without its caption.
+/// Prefix of captions among the parts, before the name of their image. An image that was added or removed is
+/// named once, without its caption.
 pub const CAPTION: &str = "caption of ";
 
 /// Names shown of each kind; the rest is counted.
 const SHOWN: usize = 8;
 
-/// What was changed, added and removed, by name; nothing if every part is what it was.
+/// What was changed, added and removed, by name; none if every part is the same.
 pub fn difference(before: &PartHashes, now: &PartHashes) -> Option<String> {
     let missing_in =
         |other: &PartHashes, part: &str| !other.contains_key(part) && !part.starts_with(CAPTION);
@@ -71,10 +71,10 @@ mod tests {
         let now = parts(&[("a.png", "1"), ("c.png", "2"), ("caption of a.png", "4")]);
         let mut with_caption = now.clone();
         with_caption.insert("caption of c.png".into(), "5".into());
-        let said = "1 changed (caption of a.png), 1 added (c.png), 1 removed (b.png)";
-        assert_eq!(difference(&before, &with_caption).as_deref(), Some(said));
+        let text = "1 changed (caption of a.png), 1 added (c.png), 1 removed (b.png)";
+        assert_eq!(difference(&before, &with_caption).as_deref(), Some(text));
         let many: PartHashes = (0..20).map(|n| (format!("{n:02}.png"), String::new())).collect();
-        let said = difference(&PartHashes::new(), &many).unwrap();
-        assert!(said.starts_with("20 added (00.png, 01.png") && said.ends_with("and 12 more)"));
+        let text = difference(&PartHashes::new(), &many).unwrap();
+        assert!(text.starts_with("20 added (00.png, 01.png") && text.ends_with("and 12 more)"));
     }
 }

@@ -1,5 +1,5 @@
-//! What the self-test found wrong with a GPU, kept in the user's cache folder, so that an op that this GPU
-//! computes wrongly is never trained with:
+//! Results of the GPU self-test, kept in the user's cache folder, so that no run trains on a GPU that computes
+//! an op wrongly:
 //!
 //! ```text
 //! CACHE/hearth/
@@ -22,7 +22,7 @@ use crate::error::{Result, TrainerError};
 pub use crate::plan::rates::folder;
 use crate::report::write_text;
 
-/// What a test belongs to.
+/// What a self-test belongs to.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SelfTestKey {
     name: String,
@@ -56,7 +56,7 @@ impl SelfTestKey {
     }
 }
 
-/// Keeps what a self-test of an adapter found wrong; returns where.
+/// Writes what a self-test of an adapter found wrong; returns the file.
 pub fn save(folder: &Path, adapter: &GpuAdapter, wrong: Vec<String>) -> Result<PathBuf> {
     let owner = SelfTestKey::of(adapter);
     let path = owner.path(folder);
@@ -68,7 +68,7 @@ pub fn save(folder: &Path, adapter: &GpuAdapter, wrong: Vec<String>) -> Result<P
     Ok(path)
 }
 
-/// That the last self-test of an adapter, if there was one, found nothing wrong.
+/// Fails if the last self-test of an adapter found something wrong.
 pub fn check(folder: &Path, adapter: &GpuAdapter) -> Result<()> {
     let owner = SelfTestKey::of(adapter);
     let path = owner.path(folder);
@@ -79,9 +79,9 @@ pub fn check(folder: &Path, adapter: &GpuAdapter) -> Result<()> {
         }
     }?;
     // One that cannot be read says nothing, as if there had been no test.
-    let kept: Option<SelfTestFile> =
-        serde_json::from_str(&text).ok().filter(|kept: &SelfTestFile| kept.owner == owner);
-    match kept.as_ref().and_then(|kept| kept.wrong.split_first()) {
+    let stored: Option<SelfTestFile> =
+        serde_json::from_str(&text).ok().filter(|stored: &SelfTestFile| stored.owner == owner);
+    match stored.as_ref().and_then(|stored| stored.wrong.split_first()) {
         None => Ok(()),
         Some((first, others)) => Err(TrainerError::FailedSelfTest {
             name: adapter.name.clone(),

@@ -1,5 +1,5 @@
-//! What files hold, by checksum. Weights of many gigabytes are not read at every start: a checksum
-//! is remembered with the file's stamp (length, time, inode), and read again if that is another.
+//! Checksums of files. Weights of many gigabytes are not read at every start: a checksum is cached with the file's
+//! stamp (length, time, inode), and computed again if that differs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +41,7 @@ impl HashCache {
     /// The checksum of a file as it is now, and the stamp it has with that.
     pub fn hash_file(&mut self, path: &Path, tick: BytesDoneFn<'_>) -> Result<(Hash, FileStamp)> {
         let stamp = FileStamp::read(path)?;
-        // Two names that are no text may look alike here; their inodes do not.
+        // Two names that are not UTF-8 may look alike here; their inodes do not.
         let key = path.to_string_lossy().into_owned();
         let known = self.known.get(&key).filter(|known| known.stamp == stamp);
         if let Some(hash) = known.and_then(|known| Hash::from_hex(&known.checksum).ok()) {
@@ -66,14 +66,14 @@ impl HashCache {
         Ok(hasher.finalize())
     }
 
-    /// Writes down what is new, without files that are gone.
+    /// Saves new checksums, without files that are gone.
     pub fn save(&mut self) {
         if !std::mem::take(&mut self.is_changed) {
             return;
         }
         self.known.retain(|path, _| Path::new(path).exists());
         let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
-        // What cannot be remembered is read again next time: no reason to fail.
+        // Only a cache: no reason to fail.
         _ = AtomicFile::create(&self.path).and_then(|mut file| {
             _ = file.write_all(&text);
             file.commit()

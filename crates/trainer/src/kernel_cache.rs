@@ -1,6 +1,5 @@
-//! Compiled kernels of NVIDIA GPUs, kept between runs in the user's cache folder. What is kept under a
-//! name never changes, since the name follows from all that the binary follows from; what cannot be
-//! read or written is compiled again.
+//! Compiled CUDA kernels, cached between runs in the user's cache folder. The name is a hash of everything the
+//! binary depends on, so an entry never changes; one that cannot be read is compiled again.
 //!
 //! ```text
 //! <cache>/hearth/kernels/
@@ -12,7 +11,7 @@ use std::{fs, process};
 
 use compute::KernelCache;
 
-/// The user's cache, unless the system does not say where such things go.
+/// The user's cache, unless the system has no cache folder.
 pub fn cache() -> Option<Box<dyn KernelCache>> {
     Some(Box::new(KernelFolder(machine::folders::cache_dir()?.join("hearth/kernels"))))
 }

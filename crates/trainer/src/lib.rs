@@ -1,32 +1,32 @@
-//! The data's way, from a job to a trained model. Emits events and prints nothing. Each room uses those before it and none
-//! behind it; `tests/tidy.rs` holds the order:
+//! From a job file to a trained model. Emits events and prints nothing. A module uses those above it and none
+//! below; `tests/tidy.rs` checks the order:
 //!
 //! ```text
-//! error fingerprint nearest hashes objective     words and tools
-//! model data progress text config                what a model is, what it learns from, what a job says
-//! event report                                   what happens in a run, and the page about it
-//! cost optim sample demo cache export            what a run is made of
-//! task plan train                                what a task is, how it will be done, doing it
-//! trust verify bench                             aside: trust in a machine, proofs, measurements
+//! error fingerprint kernel_cache suggest hashes objective   small tools, the loss
+//! model data progress text config                           models, datasets, the job's configuration
+//! event report                                              events of a run, and its HTML report
+//! cost optim sample demo cache export                       optimizers, sampling, the latent cache, file formats
+//! task plan train                                           the training task, its plan, the training loop
+//! gpu_self_test verify bench                                self-test results, checks against references, benchmarks
 //! ```
 
-// Words and tools that every room may use.
+// Small tools that every module may use.
 pub mod error;
 pub mod fingerprint;
 pub(crate) mod hashes;
 pub mod kernel_cache;
 pub mod objective;
 pub(crate) mod suggest;
-// What a model is, what it learns from, and what a job says.
+// Models, datasets, and the job's configuration.
 pub mod config;
 pub mod data;
 pub mod model;
 pub mod progress;
 pub mod text;
-// What happens in a run, and the page about it.
+// Events of a run, and its HTML report.
 pub mod event;
 pub mod report;
-// What a run is made of.
+// What a run is made of: the task, its plan, the training loop.
 pub mod cache;
 pub mod cost;
 pub mod demo;
@@ -36,7 +36,7 @@ pub mod plan;
 pub mod sample;
 pub mod task;
 pub mod train;
-// Aside: whether a machine can be trusted, proofs and measurements.
+// Self-test results, checks against references, benchmarks.
 pub mod bench;
 pub mod gpu_self_test;
 pub mod verify;

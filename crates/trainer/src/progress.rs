@@ -1,6 +1,6 @@
-//! What happens while images or texts are prepared.
+//! Progress of the preparation of images or texts.
 
-/// What happens meanwhile.
+/// A step of that progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressEvent {
     /// A phase begins.
@@ -16,5 +16,5 @@ pub enum ProgressEvent {
     Done,
 }
 
-/// Told what happens; answers whether to go on. Called from several threads.
+/// Called with each event, from several threads; returns whether to continue.
 pub type ProgressFn<'a> = &'a (dyn Fn(ProgressEvent) -> bool + Sync);

@@ -1,6 +1,6 @@
-//! What somebody meant who mistyped: the known word with the fewest edits.
+//! Suggestions for mistyped keys: the known word with the smallest edit distance.
 
-/// What to say about a key that does not exist. `section` is the path it was typed under (empty at
+/// The suggestion for a key that does not exist. `section` is the path it was typed under (empty at
 /// the top), `known` are the pairs of section and key that exist.
 pub(super) fn suggestion(section: &str, name: &str, known: &[(&str, &str)]) -> String {
     let homes: Vec<_> =

@@ -4,11 +4,11 @@
 //! | tensor | is |
 //! |---|---|
 //! | `in.<name>` | an input |
-//! | `out.<name>` | what the model gives for it |
+//! | `out.<name>` | the model's output |
 //! | `lora.<layer>.{A,B,M}` | an adapter: down, up, and for `DoRA` the magnitudes; alpha is twice the rank |
-//! | `lora_out.<name>` | what the model gives with it |
+//! | `lora_out.<name>` | the model's output with it |
 //! | `target`, `target.<name>` | what an output with the adapter is compared with |
-//! | `loss` | the sum of the mean squared differences; of a language model, how badly it foretells its input |
+//! | `loss` | the sum of the mean squared differences; of a language model, the cross entropy |
 //! | `grad.<layer>.{A,B,M}` | its gradients |
 
 use std::collections::HashMap;
@@ -39,12 +39,12 @@ use crate::model::vae::{self, VaeDecoder, VaeEncoder};
 use crate::model::{component, config};
 use crate::objective::flow::Timestep;
 
-/// What a folder was found to be.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
     /// The model's class, as the reference calls it.
     pub class: String,
-    /// Numbers in its weights.
+    /// Number of its weights.
     pub n_weights: usize,
     /// Every output and gradient.
     pub comparisons: Vec<Comparison>,
@@ -55,22 +55,22 @@ pub struct VerifyReport {
 pub struct Comparison {
     /// Its name in the reference data.
     pub name: String,
-    /// The largest difference, relative to the largest number of the reference.
+    /// The largest difference, relative to the largest value of the reference.
     pub difference: f64,
-    /// The most there may be.
+    /// The largest allowed.
     pub tolerance: f64,
-    /// The first numbers, the reference's and ours.
+    /// The first values, the reference's and ours.
     pub first: Vec<(f32, f32)>,
 }
 
 impl Comparison {
-    /// Whether it is within tolerance. What is not a number is not.
+    /// Whether it is within tolerance; NaN is not.
     pub fn is_within_tolerance(&self) -> bool {
         self.difference <= self.tolerance
     }
 }
 
-/// The most that a format's rounding may make of a difference, for outputs and for gradients.
+/// Tolerances of a format, for outputs and for gradients.
 /// Measured over all folders of `tests/golden`, and doubled; docs/numerics.md has the table.
 fn tolerances(precision: Precision) -> [f64; 2] {
     let [output, gradient] = match precision.base {
@@ -87,7 +87,7 @@ fn tolerances(precision: Precision) -> [f64; 2] {
     [output + of_output, gradient + of_gradient]
 }
 
-/// What is compared.
+/// The model and its reference.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyRequest<'a> {
     /// Where config.json is, and the rest unless it lies elsewhere.
@@ -102,11 +102,11 @@ pub struct VerifyRequest<'a> {
 
 /// Compares a model with the reference.
 pub fn verify(
-    question: VerifyRequest<'_>,
+    request: VerifyRequest<'_>,
     device: &Device,
     precision: Precision,
 ) -> Result<VerifyReport> {
-    let VerifyRequest { folder, weights, golden, adapter } = question;
+    let VerifyRequest { folder, weights, golden, adapter } = request;
     let path = folder.join("config.json");
     let class = config::read::<ModelClass>(&path)?.name();
     let catalog = match weights {
@@ -187,7 +187,7 @@ trait VerifiableModel {
         dtype: Dtype,
     ) -> Result<NamedOutputs>;
 
-    /// Those that a loss is taken of, as they come.
+    /// Outputs that the loss is computed from.
     fn trained<'m>(
         &'m self,
         _: &Tape<'m>,
@@ -197,12 +197,12 @@ trait VerifiableModel {
         Ok(Vec::new())
     }
 
-    /// A loss that is no difference from a target.
+    /// A loss other than the difference from a target.
     fn loss<'m>(&'m self, _: &Tape<'m>, _: &ReferenceData) -> Result<Option<Var>> {
         Ok(None)
     }
 
-    /// A tensor of the reference laid out as [`Self::trained`] gives it.
+    /// A tensor of the reference in the layout of [`Self::trained`].
     fn arrange(&self, _: &Tape<'_>, reference: Tensor) -> Result<Tensor> {
         Ok(reference)
     }
@@ -216,7 +216,7 @@ struct Verifier<'a> {
     adapter: Option<&'a Path>,
     device: &'a Device,
     precision: Precision,
-    /// Where a layer lies in the layout of the original checkpoints.
+    /// The position of a layer in the layout of the original checkpoints.
     original: &'a dyn Fn(&str) -> Vec<TensorPiece>,
 }
 
@@ -333,7 +333,7 @@ impl Verifier<'_> {
     }
 }
 
-/// Numbers shown of a tensor that differs.
+/// Values shown of a tensor that differs.
 const SHOWN: usize = 4;
 
 impl VerifiableModel for Denoiser {
@@ -359,7 +359,7 @@ impl VerifiableModel for Denoiser {
         golden: &ReferenceData,
         dtype: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
-        // Computed twice, so that this is held against the reference too.
+        // With gradient checkpointing, so that it is compared with the reference too.
         Ok(vec![("sample", predict(self, tape, golden, dtype, Recompute::Block)?.tokens)])
     }
 
@@ -372,7 +372,7 @@ impl VerifiableModel for Denoiser {
     }
 }
 
-/// What of a condition diffusers' transformers are given, and how they call it.
+/// Our names of a condition's tensors, and diffusers' names.
 const GIVEN: [(&str, &str); 2] =
     [(TOKENS, "in.encoder_hidden_states"), (POOLED, "in.pooled_projections")];
 
@@ -389,17 +389,17 @@ fn predict<'m>(
     let tensor = |(ours, theirs)| Ok((ours, golden.tensor(device, theirs, dtype)?));
     let condition = Conditions::from_tensors(given.map(tensor).collect::<Result<Vec<_>>>()?);
     let (_, timesteps) = golden.floats("in.timestep")?;
-    // Transformers that are given tokens are told the share of noise, others thousandths of it.
-    let is_share = golden.packed()?.is_some();
-    let level = |time: &f32| match *time {
-        time if is_share => Timestep { sigma: time, t: 1000.0 * time },
+    // Transformers with packed latents take sigma as the timestep, others 1000 times sigma.
+    let is_sigma = golden.packed()?.is_some();
+    let timestep = |time: &f32| match *time {
+        time if is_sigma => Timestep { sigma: time, t: 1000.0 * time },
         time => Timestep { sigma: time / 1000.0, t: time },
     };
-    let levels: Vec<Timestep> = timesteps.iter().map(level).collect();
+    let timesteps: Vec<Timestep> = timesteps.iter().map(timestep).collect();
     let scales = golden.floats("in.guidance").ok();
     let guidance = scales.as_ref().map(|(_, scales)| &scales[..]);
     let input =
-        DenoiserInput { latents: &latents, timesteps: &levels, condition: &condition, guidance };
+        DenoiserInput { latents: &latents, timesteps: &timesteps, condition: &condition, guidance };
     model.predict(tape, input, recompute)
 }
 
@@ -430,7 +430,7 @@ impl VerifiableModel for Llama {
         Ok(vec![("logits", self.logits(tape, &hidden)?)])
     }
 
-    /// Of every token after the first, recomputed, so that this is held against the reference too.
+    /// Of every token after the first, with gradient checkpointing, so that it is compared with the reference too.
     fn loss<'m>(&'m self, tape: &Tape<'m>, golden: &ReferenceData) -> Result<Option<Var>> {
         let ids = golden.tokens(tape.device())?;
         let (rows, mut targets) = golden.ids("in.input_ids")?;
@@ -451,13 +451,12 @@ impl VerifiableModel for ClipTextModel {
         _: Dtype,
     ) -> Result<NamedOutputs> {
         let (samples, ids) = golden.ids("in.input_ids")?;
-        let clip::ClipOutput { last, penultimate: before_last, pooled } =
-            self.forward(tape, &ids, samples)?;
+        let clip::ClipOutput { last, penultimate, pooled } = self.forward(tape, &ids, samples)?;
         let of = |var: &Var| to_vec(var.tensor());
         Ok(vec![
             ("text_embeds", of(&pooled)?),
             ("last_hidden_state", of(&last)?),
-            ("hidden_states_m2", of(&before_last)?),
+            ("hidden_states_m2", of(&penultimate)?),
         ])
     }
 
@@ -468,9 +467,8 @@ impl VerifiableModel for ClipTextModel {
         _: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         let (samples, ids) = golden.ids("in.input_ids")?;
-        let clip::ClipOutput { penultimate: before_last, pooled, .. } =
-            self.forward(tape, &ids, samples)?;
-        Ok(vec![("text_embeds", pooled), ("hidden_states_m2", before_last)])
+        let clip::ClipOutput { penultimate, pooled, .. } = self.forward(tape, &ids, samples)?;
+        Ok(vec![("text_embeds", pooled), ("hidden_states_m2", penultimate)])
     }
 }
 

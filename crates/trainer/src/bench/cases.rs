@@ -1,6 +1,6 @@
-//! Real models with random weights, each at one piece of work, for measuring: the small ones exist in
-//! `benches/peers/models.py` for diffusers, transformers and PEFT too. Published models are there at their
-//! full size, which takes a GPU. [`folder`] has whole models on disk, for measuring whole jobs.
+//! Benchmarks of models with random weights: the small ones exist in `benches/peers/models.py` for diffusers,
+//! transformers and PEFT too. Published models have their full size, which takes a GPU. [`folder`] writes whole
+//! models to disk, for benchmarks of whole jobs.
 
 pub mod folder;
 pub mod text;
@@ -23,7 +23,7 @@ use crate::model::recompute::Recompute;
 use crate::model::vae::{self, VaeDecoder, VaeEncoder};
 use crate::objective::flow::Timestep;
 
-/// What is measured.
+/// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchCase {
     /// Forward and backward of adapters on a transformer of two narrow blocks.
@@ -36,7 +36,7 @@ pub enum BenchCase {
     T5,
     /// An image of 256 pixels a side to latents, by SD3's autoencoder.
     VaeEncode,
-    /// And back.
+    /// Latents back to the image.
     VaeDecode,
     /// A whole training step of adapters on Stable Diffusion 3 medium, an image of 1024 pixels a side.
     Sd3Medium,
@@ -49,16 +49,16 @@ pub enum BenchCase {
 pub struct BenchSettings {
     /// Images in a step.
     pub samples: usize,
-    /// How many of them at once; what they say is added up.
+    /// Images of a micro-batch; gradients are accumulated.
     pub micro_batch: usize,
-    /// Which blocks are recomputed.
+    /// Gradient checkpointing.
     pub recompute: Recompute,
-    /// Which frozen blocks are on the host.
+    /// Block offloading.
     pub offload: Offload,
 }
 
 impl BenchCase {
-    /// Those that any computer has room for.
+    /// Those that fit on any computer.
     pub const SMALL: [Self; 6] =
         [Self::Sd3Tiny, Self::Sd3Mid, Self::ClipL, Self::T5, Self::VaeEncode, Self::VaeDecode];
 
@@ -79,18 +79,18 @@ impl BenchCase {
         }
     }
 
-    /// Makes the model and its input; encoders and autoencoders have one input whatever `how` says.
+    /// Makes the model and its input; encoders and autoencoders have one input whatever the settings.
     pub fn prepare(
         self,
         device: &Device,
         dtype: Dtype,
-        how: BenchSettings,
+        settings: BenchSettings,
     ) -> Result<PreparedBench> {
         let mut adapters = match self {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
             _ => Adapters::random_init(targets(), Vec::new(), SEED),
         };
-        let precision = Precision { offload: how.offload, ..Precision::plain(dtype) };
+        let precision = Precision { offload: settings.offload, ..Precision::plain(dtype) };
         let transformer = self.transformer();
         let mut source = match &transformer {
             Some((config, _)) => {
@@ -106,7 +106,7 @@ impl BenchCase {
         let work = match self {
             Self::Sd3Tiny | Self::Sd3Mid | Self::Sd3Medium | Self::Sd35Large => {
                 let (config, side) = transformer.expect("these are the transformers");
-                sd3_work(build, &config, side, how, &normal)?
+                sd3_work(build, &config, side, settings, &normal)?
             }
             Self::ClipL => BenchWork::Clip(ClipTextModel::new(&clip_l(), build)?),
             Self::T5 => BenchWork::T5(T5Encoder::new(&t5_config(), build)?),
@@ -211,7 +211,7 @@ fn sd3_work(
     build: &mut ModelBuilder<'_>,
     config: &sd3::Sd3Config,
     side: usize,
-    BenchSettings { samples, micro_batch: at_once, recompute, .. }: BenchSettings,
+    BenchSettings { samples, micro_batch, recompute, .. }: BenchSettings,
     normal: NormalFn<'_>,
 ) -> Result<BenchWork> {
     let tokens = (side / config.patch_size) * (side / config.patch_size);
@@ -222,7 +222,7 @@ fn sd3_work(
         context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
         pooled: normal(&[samples, config.pooled_projection_dim])?,
         target: normal(&[samples, tokens, patch])?,
-        micro_batch: at_once,
+        micro_batch,
         recompute,
     })
 }
@@ -244,8 +244,8 @@ enum BenchWork {
 }
 
 /// Samples in micro-batches, the last of which may be smaller.
-pub(crate) fn micro_batches(samples: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..samples).step_by(at_once).map(move |first| first..samples.min(first + at_once))
+pub(crate) fn micro_batches(samples: usize, micro: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..samples).step_by(micro).map(move |first| first..samples.min(first + micro))
 }
 
 /// A model and its input, ready to be run over and over.
@@ -253,7 +253,7 @@ pub struct PreparedBench {
     device: Device,
     work: BenchWork,
     params: Params,
-    /// Of every parameter where it is moved too.
+    /// Of every parameter, if the work includes the optimizer step.
     moments: Vec<Moments>,
     n_steps: u64,
 }
@@ -269,23 +269,19 @@ impl PreparedBench {
                 context,
                 pooled,
                 target,
-                micro_batch: at_once,
+                micro_batch: micro,
                 recompute,
             } => {
                 let mut gradients = Gradients::default();
-                for micro_batch in micro_batches(latents.shape().sizes()[0], *at_once) {
+                for micro_batch in micro_batches(latents.shape().sizes()[0], *micro) {
                     let tape = Tape::training(&self.device, &self.params, 0);
                     let [latents, context, pooled, target] = [latents, context, pooled, target]
                         .map(|all| all.narrow(micro_batch.clone()));
                     let condition = Conditions::from_tensors([(TOKENS, context), (POOLED, pooled)]);
-                    let levels = vec![Timestep { sigma: 0.5, t: 500.0 }; micro_batch.len()];
-                    let (condition, levels) = (&condition, &levels[..]);
-                    let input = DenoiserInput {
-                        latents: &latents,
-                        timesteps: levels,
-                        condition,
-                        guidance: None,
-                    };
+                    let timesteps = vec![Timestep { sigma: 0.5, t: 500.0 }; micro_batch.len()];
+                    let (condition, timesteps) = (&condition, &timesteps[..]);
+                    let input =
+                        DenoiserInput { latents: &latents, timesteps, condition, guidance: None };
                     let predicted = model.predict(&tape, input, *recompute)?;
                     let loss = tape.mse(&predicted.tokens, &target, None, None)?;
                     drop(predicted);
@@ -301,7 +297,7 @@ impl PreparedBench {
         Ok(())
     }
 
-    /// Moves the parameters, where that is a part of the work.
+    /// The optimizer step, where it is part of the work.
     fn update(&mut self, gradients: &Gradients) -> Result<()> {
         if self.moments.is_empty() {
             return Ok(());
@@ -309,9 +305,9 @@ impl PreparedBench {
         self.n_steps += 1;
         let gradients = gradients.all(self.params.values().len());
         let clip = ops::GradClip { norm: global_norm(&gradients, &self.device)?, max_norm: 1.0 };
-        let how = AdamW { learning_rate: 1e-4, step: self.n_steps, ..AdamW::default() };
+        let adamw_settings = AdamW { learning_rate: 1e-4, step: self.n_steps, ..AdamW::default() };
         let params = self.params.values_mut()?;
-        Ok(adamw(params, &gradients, &mut self.moments, how, Some(&clip))?)
+        Ok(adamw(params, &gradients, &mut self.moments, adamw_settings, Some(&clip))?)
     }
 }
 
@@ -324,18 +320,18 @@ mod tests {
     /// What a step of Stable Diffusion 3 medium takes of a GPU, and its operations.
     fn step(samples: usize, recompute: Recompute) -> (Usage, u64) {
         let device = Device::meta(DeviceKind::Cuda { is_deterministic: false }, usize::MAX / 2);
-        let how =
+        let settings =
             BenchSettings { samples, micro_batch: samples, recompute, offload: Offload::None };
-        let mut model = BenchCase::Sd3Medium.prepare(&device, Dtype::Bf16, how).unwrap();
+        let mut model = BenchCase::Sd3Medium.prepare(&device, Dtype::Bf16, settings).unwrap();
         model.run().unwrap();
         let before = device.work().flops;
         model.run().unwrap();
         (device.usage(), device.work().flops - before)
     }
 
-    /// What is kept is taken before what passes, so that hardly any hole is left between.
+    /// Long-lived tensors are allocated before temporary ones, so that memory is hardly fragmented.
     #[test]
-    fn a_step_takes_hardly_more_than_it_holds() {
+    fn a_step_has_hardly_any_fragmentation() {
         for (samples, recompute) in [
             (1, Recompute::None),
             (1, Recompute::Block),
@@ -348,14 +344,14 @@ mod tests {
         }
     }
 
-    /// Of a recomputed block, the image's second inner layer is not computed again: nothing keeps
-    /// what it gives.
+    /// The last layer of a recomputed block is not computed again: the backward pass does not need its output.
     #[test]
     fn the_end_of_a_recomputed_block_is_computed_once() {
-        let [(_, once), (_, twice)] = [Recompute::None, Recompute::Block].map(|how| step(1, how));
+        let [(_, once), (_, twice)] =
+            [Recompute::None, Recompute::Block].map(|recompute| step(1, recompute));
         let (config, side) = BenchCase::Sd3Medium.transformer().unwrap();
         let (tokens, width) = ((side / config.patch_size).pow(2), config.width());
-        // Products of a block forward: four layers of one width, two of four widths, attention.
+        // Matmuls of a block's forward pass: four layers of one width, two of four widths, attention.
         let per_token = 2 * (4 + 4 + 4) * width * width;
         let all = (tokens + CONTEXT) * per_token + 4 * (tokens + CONTEXT).pow(2) * width;
         let last = 2 * tokens * width * 4 * width;

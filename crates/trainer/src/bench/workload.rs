@@ -1,6 +1,6 @@
-//! The benchmark: training adapters on a stack of transformer blocks, small enough to read on one
-//! page and shaped like the models people train. The same job exists for PyTorch, so that figures
-//! can be compared, and as recorded numbers, so that results can.
+//! The benchmark: LoRA training on a stack of transformer blocks, short enough to read at once and shaped like
+//! the models people train. The same job exists for PyTorch, to compare speed, and as recorded outputs, to
+//! compare results.
 //!
 //! Shapes: S samples, N tokens, D width, R rank.
 
@@ -49,17 +49,17 @@ pub struct WorkloadJob {
     pub base: Option<Quantisation>,
     /// What is recomputed.
     pub recompute: Recompute,
-    /// Samples that are computed at once; their gradients are added up.
+    /// Samples of a micro-batch; gradients are accumulated.
     pub micro_batch: usize,
-    /// Which blocks are on the host.
+    /// Block offloading.
     pub offload: Offload,
 }
 
 impl WorkloadJob {
-    /// All samples at once, everything on the device and computed once, nothing quantised.
+    /// One micro-batch, no offloading, no gradient checkpointing, nothing quantised.
     pub const fn plain(config: WorkloadConfig, dtype: Dtype) -> Self {
-        let (recompute, stream) = (Recompute::None, Offload::None);
-        Self { config, dtype, base: None, recompute, micro_batch: config.samples, offload: stream }
+        let (recompute, offload) = (Recompute::None, Offload::None);
+        Self { config, dtype, base: None, recompute, micro_batch: config.samples, offload }
     }
 }
 
@@ -71,11 +71,11 @@ const LEARNING_RATE: f32 = 1e-4;
 /// PyTorch's default, as in its twin.
 const WEIGHT_DECAY: f32 = 0.01;
 
-/// Where the first numbers of a tensor come from: its name, shape and format, and the deviation of
-/// the random numbers it would have.
+/// Where initial values come from, by a tensor's name, shape and format, and the standard std of random
+/// ones.
 pub trait WeightInit {
     /// Makes the tensor.
-    fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor>;
+    fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, std: f32) -> Result<Tensor>;
 }
 
 /// Random numbers, the same for the same seed.
@@ -93,15 +93,15 @@ impl<'d> RandomWeightInit<'d> {
 }
 
 impl WeightInit for RandomWeightInit<'_> {
-    fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor> {
+    fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, std: f32) -> Result<Tensor> {
         self.sequence += 1;
         match name.rsplit('.').next() {
             Some("qn" | "kn") => self.device.upload(shape, &vec![1.0f32; shape.elements()]),
-            _ if deviation == 0.0 => self.device.zeros(shape, dtype),
+            _ if std == 0.0 => self.device.zeros(shape, dtype),
             _ => self.device.normal(
                 shape,
                 dtype,
-                deviation,
+                std,
                 RandomSequence::new(self.seed, self.sequence),
             ),
         }
@@ -128,7 +128,7 @@ pub struct Workload {
 
 impl Workload {
     /// Takes all memory that lives as long as the job, and fills it.
-    pub fn new(device: &Device, job: WorkloadJob, numbers: &mut dyn WeightInit) -> Result<Self> {
+    pub fn new(device: &Device, job: WorkloadJob, init: &mut dyn WeightInit) -> Result<Self> {
         let WorkloadJob {
             config: WorkloadConfig { width, tokens, samples, n_blocks, .. },
             dtype,
@@ -136,18 +136,18 @@ impl Workload {
         } = job;
         let mut make = BlockBuilder {
             block_swap: block_swap(device, job)?,
-            ..BlockBuilder::new(device, &mut *numbers, job)
+            ..BlockBuilder::new(device, &mut *init, job)
         };
         let mut blocks = Vec::with_capacity(n_blocks);
         for index in 0..n_blocks {
             make.block = index;
             blocks.push(WorkloadBlock::new(&mut make, width)?);
         }
-        let BlockBuilder { params, adapters, block_swap: ring, .. } = make;
+        let BlockBuilder { params, adapters, block_swap, .. } = make;
         let moments = params.values().iter().map(Moments::new).collect::<Result<_>>()?;
         let gradients = Gradients::reserved(device, &params)?;
         let mut data = |name, shape: Shape| {
-            device.with_tag(Tag::Data, || numbers.tensor(name, shape, dtype, 1.0))
+            device.with_tag(Tag::Data, || init.tensor(name, shape, dtype, 1.0))
         };
         Ok(Self {
             x: data("x", [samples, tokens, width].into())?,
@@ -155,7 +155,7 @@ impl Workload {
             target: data("target", [samples, tokens, width].into())?,
             job,
             device: device.clone(),
-            stack: BlockStack { blocks, block_swap: ring },
+            stack: BlockStack { blocks, block_swap },
             adapters,
             params,
             moments,
@@ -164,14 +164,14 @@ impl Workload {
         })
     }
 
-    /// Forward, backward and update. Returns the loss, or nothing on a device without data.
+    /// Forward, backward and update. Returns the loss, or none on the meta device.
     pub fn step(&mut self) -> Result<Option<f32>> {
         let loss = self.forward_backward()?;
         self.update()?;
         Ok(loss)
     }
 
-    /// Forward and backward: gradients are there afterwards.
+    /// Forward and backward; leaves the gradients.
     pub fn forward_backward(&mut self) -> Result<Option<f32>> {
         self.gradients.reset();
         let samples = self.job.config.samples;
@@ -185,13 +185,13 @@ impl Workload {
             let loss = tape.mse(&out, &self.target.narrow(micro_batch), None, None)?;
             drop(out);
             losses.push((share, loss.tensor().clone()));
-            let start = self.device.upload(loss.shape(), &[share])?;
-            tape.backward_from(loss, start, &mut self.gradients)?;
+            let seed_gradient = self.device.upload(loss.shape(), &[share])?;
+            tape.backward_from(loss, seed_gradient, &mut self.gradients)?;
         }
         if self.device.is_meta() {
             return Ok(None);
         }
-        // Read last, so that a GPU has work while the host prepares more.
+        // Read last: it waits for the GPU.
         let read = |(share, loss): &(f32, Tensor)| Ok(share * loss.read::<f32>()?[0]);
         losses.iter().map(read).sum::<Result<f32>>().map(Some)
     }
@@ -208,13 +208,13 @@ impl Workload {
         self.steps += 1;
         let n_params = self.params.values().len();
         let gradients = self.gradients.all(n_params);
-        let how = AdamW {
+        let settings = AdamW {
             learning_rate: LEARNING_RATE,
             weight_decay: WEIGHT_DECAY,
             step: self.steps,
             ..AdamW::default()
         };
-        adamw(self.params.values_mut()?, &gradients, &mut self.moments, how, None)
+        adamw(self.params.values_mut()?, &gradients, &mut self.moments, settings, None)
     }
 
     /// The job's sizes.
@@ -263,18 +263,18 @@ impl BlockStack {
     }
 }
 
-/// Memory for the blocks that are on the host, if any are.
+/// Host memory for the offloaded blocks, if any are.
 fn block_swap(device: &Device, job: WorkloadJob) -> Result<Option<BlockSwap>> {
     let n_blocks = job.config.n_blocks;
     if !(0..n_blocks).any(|index| job.offload.offloads(index)) {
         return Ok(None);
     }
     let meta = Device::meta(device.kind(), usize::MAX / 2);
-    let numbers = &mut RandomWeightInit::new(&meta, 0);
-    let mut rehearsed = BlockBuilder::new(&meta, numbers, job);
-    WorkloadBlock::new(&mut rehearsed, job.config.width)?;
+    let init = &mut RandomWeightInit::new(&meta, 0);
+    let mut dry_run = BlockBuilder::new(&meta, init, job);
+    WorkloadBlock::new(&mut dry_run, job.config.width)?;
     let sizes =
-        |index| if job.offload.offloads(index) { rehearsed.sizes.clone() } else { Vec::new() };
+        |index| if job.offload.offloads(index) { dry_run.sizes.clone() } else { Vec::new() };
     BlockSwap::new(device, &(0..n_blocks).map(sizes).collect::<Vec<_>>()).map(Some)
 }
 
@@ -369,54 +369,54 @@ struct BlockBuilder<'a> {
     job: WorkloadJob,
     params: Params,
     adapters: Vec<(String, ParamKey)>,
-    /// Where blocks go that are on the host.
+    /// Where offloaded blocks go.
     block_swap: Option<BlockSwap>,
-    /// The block that is made.
+    /// The block being built.
     block: usize,
     /// Bytes of the frozen tensors so far.
     sizes: Vec<usize>,
 }
 
 impl<'a> BlockBuilder<'a> {
-    fn new(device: &'a Device, numbers: &'a mut dyn WeightInit, job: WorkloadJob) -> Self {
+    fn new(device: &'a Device, init: &'a mut dyn WeightInit, job: WorkloadJob) -> Self {
         let (params, adapters, sizes) = (Params::default(), Vec::new(), Vec::new());
-        Self { device, init: numbers, job, params, adapters, block_swap: None, block: 0, sizes }
+        Self { device, init, job, params, adapters, block_swap: None, block: 0, sizes }
     }
 
     fn name(&self, name: &str) -> String {
         format!("blocks.{}.{name}", self.block)
     }
 
-    /// Where the block's tensors go, if that is on the host.
+    /// Where the block's tensors go, if it is offloaded.
     fn host_memory(&self) -> Option<&BlockSwap> {
-        self.block_swap.as_ref().filter(|ring| ring.is_offloaded(self.block))
+        self.block_swap.as_ref().filter(|swap| swap.is_offloaded(self.block))
     }
 
-    fn weight(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Var> {
-        let made = self.frozen(name, shape, dtype, deviation)?;
+    fn weight(&mut self, name: &str, shape: Shape, dtype: Dtype, std: f32) -> Result<Var> {
+        let made = self.frozen(name, shape, dtype, std)?;
         self.keep(made)
     }
 
-    fn frozen(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor> {
+    fn frozen(&mut self, name: &str, shape: Shape, dtype: Dtype, std: f32) -> Result<Tensor> {
         let name = self.name(name);
-        let make = || self.init.tensor(&name, shape, dtype, deviation);
+        let make = || self.init.tensor(&name, shape, dtype, std);
         self.device.with_tag(Tag::Weights, make)
     }
 
     fn keep(&mut self, made: Tensor) -> Result<Var> {
         self.sizes.push(made.shape().elements() * made.dtype().bytes());
         let kept = match self.host_memory() {
-            Some(ring) => ring.offload(self.block, &made)?,
+            Some(swap) => swap.offload(self.block, &made)?,
             None => made,
         };
         Ok(kept.into())
     }
 
-    fn quantised(&mut self, made: &Tensor, how: Quantisation) -> Result<Quantised> {
-        self.sizes.extend(Quantised::sizes(made.shape(), how));
-        let made = self.device.with_tag(Tag::Weights, || Quantised::new(made, how))?;
+    fn quantised(&mut self, made: &Tensor, format: Quantisation) -> Result<Quantised> {
+        self.sizes.extend(Quantised::sizes(made.shape(), format));
+        let made = self.device.with_tag(Tag::Weights, || Quantised::new(made, format))?;
         match self.host_memory() {
-            Some(ring) => made.offload(ring, self.block),
+            Some(swap) => made.offload(swap, self.block),
             None => Ok(made),
         }
     }
@@ -426,7 +426,7 @@ impl<'a> BlockBuilder<'a> {
         let made = self.frozen(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
         let weight = match self.job.base {
             None => WeightTensor::Dense(self.keep(made)?),
-            Some(how) => WeightTensor::Quantised(self.quantised(&made, how)?),
+            Some(format) => WeightTensor::Quantised(self.quantised(&made, format)?),
         };
         Ok(WorkloadLayer {
             weight,
@@ -442,9 +442,9 @@ impl<'a> BlockBuilder<'a> {
         Ok(WorkloadLayer { adapter: Some([down, up]), ..layer })
     }
 
-    fn param(&mut self, name: &str, shape: Shape, deviation: f32) -> Result<ParamKey> {
+    fn param(&mut self, name: &str, shape: Shape, std: f32) -> Result<ParamKey> {
         let name = self.name(name);
-        let make = || self.init.tensor(&name, shape, Dtype::F32, deviation);
+        let make = || self.init.tensor(&name, shape, Dtype::F32, std);
         let key = self.params.add(self.device.with_tag(Tag::Parameters, make)?);
         self.adapters.push((name, key));
         Ok(key)

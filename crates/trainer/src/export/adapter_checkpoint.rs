@@ -1,7 +1,6 @@
-//! An adapter in the middle of its training, as the library of its model reads it: a file of diffusers',
-//! or, of a language model, PEFT's two. Tensors are copied from the device one at a time, so that a
-//! checkpoint takes no memory that the plan does not know of. The bytes are those that `export` writes
-//! and proves; formats that join layers are left to it.
+//! The adapter of a checkpoint: one file for diffusers, or, of a language model, PEFT's two. Tensors are copied from
+//! the device one at a time, so that a checkpoint takes no memory beyond the plan. The bytes are those that `export`
+//! writes and checks; formats that fuse layers are left to it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,7 +22,7 @@ pub struct LayerTensors<'a> {
     pub module: &'a str,
     /// LoRA rank.
     pub rank: usize,
-    /// Its weight is alpha / rank.
+    /// The scale is alpha / rank.
     pub alpha: f32,
     /// [rank, in]
     pub down: &'a Tensor,
@@ -65,7 +64,7 @@ pub fn write(
     Ok(())
 }
 
-/// What readers need to know of a layer besides its numbers.
+/// A layer's settings, without values.
 fn without_data(layer: &LayerTensors<'_>) -> (String, LoraWeights) {
     let LayerTensors { rank, alpha, magnitude, .. } = *layer;
     let magnitude = magnitude.map(|_| Vec::new());

@@ -1,7 +1,7 @@
-//! Adapters of several layers as one of the matrix that holds them all: the original checkpoints
-//! keep q, k and v together, and programs that know only those want one adapter for the three.
+//! Fuses the adapters of several layers into one: the original checkpoints have one fused qkv matrix, and programs
+//! that use those need one adapter for it.
 //!
-//! Downs are stacked; ups become blocks of a matrix that is zero elsewhere, so that the rank is the
+//! Down matrices are stacked; up matrices become blocks of a matrix that is zero elsewhere, so that the rank is the
 //! sum of the ranks and nothing is lost.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ fn fuse_members(key: &str, members: &[(Vec<TensorPiece>, &LoraWeights)]) -> Resu
     let mut up = vec![0.0; stored * rank];
     let mut first_rank = 0;
     for (pieces, given) in members {
-        // One alpha serves all, so that another scale goes into the numbers.
+        // There is one alpha, so that a different scale goes into the values.
         let factor = given.scale() / first.scale();
         let rows = pieces.iter().flat_map(|piece| piece.rows(stored));
         for (row, from) in rows.zip(given.up.chunks(given.rank)) {
@@ -56,7 +56,7 @@ fn fuse_members(key: &str, members: &[(Vec<TensorPiece>, &LoraWeights)]) -> Resu
     })
 }
 
-/// All rows' magnitudes; a row without one has no place in the file.
+/// The magnitudes of all rows; the format has them for all or for none.
 fn magnitudes(
     key: &str,
     members: &[(Vec<TensorPiece>, &LoraWeights)],

@@ -1,5 +1,5 @@
-//! A trained language model for other programs: its adapter as PEFT has it, or all of it as the folder
-//! that transformers saves. GGUF files are `gguf`'s.
+//! Exports a language model: its adapter for PEFT, or the whole model as a folder for transformers. GGUF files are
+//! written by `gguf`.
 //!
 //! ```text
 //! OUT/peft/                     adapter_config.json, adapter_model.safetensors
@@ -28,14 +28,14 @@ use crate::model::files::{self, ValuesFn};
 use crate::model::llama::language_model::LanguageModel;
 use crate::text::Tokenizer;
 
-/// Writes the adapter beside `base` into `folder` as PEFT has it, and proves it.
+/// Writes the adapter of `base` into `folder` for PEFT, and checks it.
 pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<ExportedFile> {
     let layers = base.adapter();
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
     let tensors = &base.tensor_specs()?[..];
-    let of = super::ExportBase { tensors, original: &|_| Vec::new(), export: None };
-    let path = write(&parts, AdapterFormat::Peft, (folder, ""), &of)?;
+    let export_base = super::ExportBase { tensors, original: &|_| Vec::new(), export: None };
+    let path = write(&parts, AdapterFormat::Peft, folder, "", &export_base)?;
     base.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = vec![(Component::Language, base.adapter())];
     let difference = compare(&parts, &again, AdapterFormat::Peft, &path)?;
@@ -47,25 +47,26 @@ pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<Exported
 /// Bytes of a file of weights. Taken: what transformers wrote up to version 4.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Writes a whole model of the base's settings, whose numbers are asked for one tensor at a time:
-/// beside `out` first, so that `out` is whole or as it was.
+/// Writes a whole model with the base's configuration, one tensor at a time: beside `out` first, so that `out` is
+/// complete or unchanged.
 pub fn write_model(
     base: &LanguageModel,
     tokenizer: &Tokenizer,
     dtype: FileDtype,
     out: &Path,
-    numbers: ValuesFn<'_>,
+    values: ValuesFn<'_>,
 ) -> Result<()> {
-    write_sharded(base, tokenizer, dtype, (out, SHARD_BYTES), numbers)
+    write_sharded(base, tokenizer, dtype, SHARD_BYTES, out, values)
 }
 
-/// The same with files of at most so many bytes, but for a tensor that is larger.
+/// The same with shards of at most so many bytes, but for a tensor that is larger.
 fn write_sharded(
     base: &LanguageModel,
     tokenizer: &Tokenizer,
     dtype: FileDtype,
-    (out, limit): (&Path, u64),
-    numbers: ValuesFn<'_>,
+    shard_bytes: u64,
+    out: &Path,
+    values: ValuesFn<'_>,
 ) -> Result<()> {
     let tensors = base.tensor_specs()?;
     staged(out, |folder| {
@@ -79,14 +80,14 @@ fn write_sharded(
             tokenizer.save(folder)?;
         }
         fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
-        // Transformers asks whose numbers these are.
-        let words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        files::save_shards(folder, limit, &words, &tensors, dtype, numbers)
+        // Required by transformers.
+        let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        files::save_shards(folder, shard_bytes, &metadata, &tensors, dtype, values)
     })
 }
 
-/// Writes the base with the adapter beside it added to its numbers, whatever its files are; a folder
-/// that is to keep its formats is `merge`'s.
+/// Writes the base with its adapter merged, from any kind of file; `merge` does so for a folder that keeps its
+/// formats.
 pub fn write_merged(
     base: &LanguageModel,
     tokenizer: &Tokenizer,
@@ -102,19 +103,19 @@ pub fn write_merged(
         });
     };
     write_model(base, tokenizer, dtype, out, &mut |_, want| {
-        let numbers = files.values(&want.name)?;
-        if !tick(numbers.len() as u64 * dtype.bytes()) {
+        let values = files.values(&want.name)?;
+        if !tick(values.len() as u64 * dtype.bytes()) {
             return Err(WeightsError::Cancelled);
         }
         let module = want.name.strip_suffix(".weight");
-        let Some(given) = module.and_then(|module| layers.get(module)) else { return Ok(numbers) };
+        let Some(given) = module.and_then(|module| layers.get(module)) else { return Ok(values) };
         let width = want.shape.width();
-        let merged = apply_patches(&[MatrixPatch::for_whole(given)], 0, width, &numbers);
-        Ok(merged.into_iter().map(|number| number as f32).collect())
+        let merged = apply_patches(&[MatrixPatch::for_whole(given)], 0, width, &values);
+        Ok(merged.into_iter().map(|value| value as f32).collect())
     })
 }
 
-/// `config.json`, with the format that numbers are stored in.
+/// `config.json`, with the dtype of the weights.
 fn settings(base: &LanguageModel, dtype: FileDtype) -> Result<String> {
     let own = base.path.join("config.json");
     let mut settings: Value = if own.exists() {
@@ -146,12 +147,12 @@ mod tests {
         let (out, limit) = (folder.path().join("model"), 600_000);
         let tokenizer = Tokenizer::bytes();
         let base = LanguageModel::preset(LlamaPreset::Tiny, tokenizer.vocab_size(), 1).unwrap();
-        // Numbers that tell tensors and places in them apart.
-        let numbers = |at: usize, n: usize| -> Vec<f32> {
-            (0..n).map(|place| (at * 31 + place) as f32 * 1e-4).collect()
+        // Values that differ between tensors and between their elements.
+        let values = |at: usize, n: usize| -> Vec<f32> {
+            (0..n).map(|index| (at * 31 + index) as f32 * 1e-4).collect()
         };
-        write_sharded(&base, &tokenizer, FileDtype::F32, (&out, limit), &mut |at, want| {
-            Ok(numbers(at, want.shape.elements()))
+        write_sharded(&base, &tokenizer, FileDtype::F32, limit, &out, &mut |at, want| {
+            Ok(values(at, want.shape.elements()))
         })
         .unwrap();
         assert!(!out.join("model.safetensors").exists());
@@ -168,7 +169,7 @@ mod tests {
         assert!(again.catalog().unwrap().files.len() > 4);
         for (at, want) in base.tensor_specs().unwrap().iter().enumerate() {
             let read = files.values(&want.name).unwrap();
-            assert_eq!(read, numbers(at, want.shape.elements()), "{}", want.name);
+            assert_eq!(read, values(at, want.shape.elements()), "{}", want.name);
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Adapters for other programs. Each file that is written is read again by the rules of the program
-//! it is for, and compared with what was to be written: a key that its reader does not know would
-//! change the image without a word. `merge/` adds an adapter to its base instead, `card/` tells
-//! people about it, `language` has what is written of language models, `streamed` and `full` what is made
-//! of checkpoints.
+//! Adapters for other programs. Each file is read back by the rules of the program it is for, and compared: a key
+//! that its reader does not know would silently change the image. `merge/` merges an adapter into its base,
+//! `card/` writes the model card, `language` exports language models, `model` whole diffusion models, and
+//! `adapter_checkpoint` the adapter of a checkpoint.
 //!
 //! ```text
 //! OUT/
@@ -37,26 +36,26 @@ use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::family::ExportMetadata;
 use crate::model::tensor_piece::TensorPiece;
 
-/// A file that was written and proven.
+/// A file that was written and checked.
 #[derive(Clone, Debug)]
 pub struct ExportedFile {
-    /// Whom it is for.
+    /// The program it is for.
     pub format: AdapterFormat,
-    /// Where it lies.
+    /// The file, or PEFT's folder.
     pub path: PathBuf,
-    /// Layers that were found again in it.
+    /// Layers that were read back.
     pub n_layers: usize,
-    /// The largest difference of what a layer adds, relative to the largest number it adds.
+    /// The largest difference of a layer's output, relative to its largest value.
     pub difference: f64,
 }
 
-/// Above this a file does not hold what was to be written. Chosen: a hundred roundings of f32.
+/// The largest difference of a correct file. Chosen: a hundred rounding errors of f32.
 const TOLERANCE: f64 = 1e-5;
 
-/// Where a layer lies in the original layout.
+/// The position of a layer in the original layout.
 type OriginalLayoutFn<'a> = &'a dyn Fn(&str) -> Vec<TensorPiece>;
 
-/// The model that an adapter is for, as far as its files speak of it.
+/// The adapter's base model, as far as the files describe it.
 struct ExportBase<'a> {
     /// All of its tensors.
     tensors: &'a [TensorSpec],
@@ -65,7 +64,7 @@ struct ExportBase<'a> {
     export: Option<&'a ExportMetadata>,
 }
 
-/// Writes what `pipeline` holds into `folder` and proves it.
+/// Writes the adapter of `pipeline` into `folder`, and checks it.
 pub fn export(
     pipeline: &mut Pipeline,
     format: AdapterFormat,
@@ -77,33 +76,33 @@ pub fn export(
     let original = |layer: &str| config.original_module(layer);
     let (tensors, export) = (&config.tensor_specs()?[..], Some(&config.family().export));
     let base = ExportBase { tensors, original: &original, export };
-    let path = write(&parts, format, (folder, name), &base)?;
-    // Values that are not finite come here only if that was asked for.
+    let path = write(&parts, format, folder, name, &base)?;
+    // Values that are not finite get here only with --force.
     pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = pipeline.adapter();
     let difference = compare(&parts, &again, format, &path)?;
     let n_layers = kept(&parts, format).map(|(_, layers)| layers.len()).sum();
-    // What was read back may have been rounded or put together anew; the next file is made of the
-    // first again.
+    // What was read back may be rounded or fused; the next format starts from the original.
     pipeline.set_adapter(parts);
     Ok(ExportedFile { format, path, n_layers, difference })
 }
 
-/// The parts that a format has room for.
+/// The components that a format can hold.
 fn kept(
     parts: &AdapterWeights,
     format: AdapterFormat,
 ) -> impl Iterator<Item = (Component, &BTreeMap<String, LoraWeights>)> {
-    let has_room = move |component: Component| {
+    let can_hold = move |component: Component| {
         format != AdapterFormat::Peft || !matches!(component, Component::TextEncoder(_))
     };
-    parts.iter().filter(move |(c, _)| has_room(*c)).map(|(component, layers)| (*component, layers))
+    parts.iter().filter(move |(c, _)| can_hold(*c)).map(|(component, layers)| (*component, layers))
 }
 
 fn write(
     parts: &AdapterWeights,
     format: AdapterFormat,
-    (folder, name): (&Path, &str),
+    folder: &Path,
+    name: &str,
     base: &ExportBase<'_>,
 ) -> Result<PathBuf> {
     let mut tensors = BTreeMap::new();
@@ -139,7 +138,7 @@ fn write(
     Ok(result)
 }
 
-/// Shape and numbers of a tensor to be written.
+/// Shape and values of a tensor.
 type TensorData = (Vec<u64>, Vec<f32>);
 
 fn save(
@@ -147,20 +146,20 @@ fn save(
     metadata: &BTreeMap<String, String>,
     tensors: &BTreeMap<String, TensorData>,
 ) -> Result<()> {
-    let entering = tensors.iter().map(|(name, (shape, _))| OutputTensor {
+    let outputs = tensors.iter().map(|(name, (shape, _))| OutputTensor {
         name: name.clone(),
         dtype: weights::FileDtype::F32,
         shape: shape.clone(),
     });
-    write_file(path, metadata, entering.collect(), false, &mut |tensor, out| {
-        let (_, numbers) = &tensors[&tensor.name];
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    write_file(path, metadata, outputs.collect(), false, &mut |tensor, out| {
+        let (_, values) = &tensors[&tensor.name];
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
     })?;
     Ok(())
 }
 
-/// What a program calls the layers, and what it puts into each.
+/// The layers' names in a format, and their weights.
 fn stems(
     component: Component,
     layers: &BTreeMap<String, LoraWeights>,
@@ -192,7 +191,7 @@ fn stems(
     })
 }
 
-/// What diffusers or PEFT, which know our layers, call one of them.
+/// A layer's name in diffusers or PEFT.
 fn stem(component: Component, layer: &str, format: AdapterFormat) -> String {
     match (component, format) {
         (Component::Transformer | Component::Language, AdapterFormat::Peft) => {
@@ -229,13 +228,13 @@ fn insert(
     if !has_settings {
         into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
     }
-    if let Some(numbers) = &given.magnitude {
+    if let Some(values) = &given.magnitude {
         let shape = if has_settings { vec![outputs] } else { vec![outputs, 1] };
-        into.insert(magnitude, (shape, numbers.clone()));
+        into.insert(magnitude, (shape, values.clone()));
     }
 }
 
-/// That what was read back adds the same to every layer.
+/// Fails unless what was read back gives the same output of every layer.
 fn compare(
     parts: &AdapterWeights,
     again: &AdapterWeights,
@@ -253,16 +252,16 @@ fn compare(
     for (component, layers) in kept(parts, format) {
         for (layer, given) in layers {
             let Some(found) = again.get(&(component.folder(), layer)) else {
-                return wrong(format!("{layer} is not found again"));
+                return wrong(format!("{layer} is missing when it is read back"));
             };
             let [before, after] = [given, found].map(LoraWeights::probe);
-            // What is not finite differs from itself.
+            // NaN differs from itself.
             if !given.is_finite() || !before.iter().all(|number| number.is_finite()) {
                 continue;
             }
             let apart = crate::model::host::relative_error(&before, &after);
             if apart.is_nan() || apart > TOLERANCE || given.magnitude != found.magnitude {
-                return wrong(format!("{layer} differs by {apart:e} when it is read again"));
+                return wrong(format!("{layer} differs by {apart:e} when it is read back"));
             }
             worst = worst.max(apart);
         }

@@ -1,5 +1,4 @@
-//! A whole model, as the folder that diffusers saves: a transformer with new weights among the other
-//! parts of the model it came from.
+//! A whole model as a diffusers folder: the trained transformer with the other parts of its base.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,12 +16,11 @@ use crate::model::{config, files};
 
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
-/// The numbers of a tensor that was trained, by name; asked for one tensor at a time.
+/// The values of a trained tensor, by name; called for one tensor at a time.
 pub type TrainedTensorFn<'a> =
     &'a dyn Fn(&str) -> std::result::Result<Option<Vec<f32>>, WeightsError>;
 
-/// Writes the model of `base`, with what was trained in its transformer's place: beside it first, so
-/// that `out` is whole or as it was.
+/// Writes the model with the trained transformer: beside `out` first, so that `out` is complete or unchanged.
 pub fn write(
     pipeline: &Pipeline,
     trained: TrainedTensorFn<'_>,
@@ -35,7 +33,7 @@ pub fn write(
     })
 }
 
-/// Lets a folder be filled beside `out`, and then puts it in its place.
+/// Fills a folder beside `out`, and then renames it.
 pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let staging = out.with_file_name(format!(".{name}.partial"));
@@ -56,16 +54,16 @@ fn write_transformer(
     let transformer = &pipeline.transformer;
     let wants = transformer.config.tensor_specs()?;
     files::save(path, &BTreeMap::new(), &wants, files::file_dtype(dtype), &mut |_, want| {
-        if let Some(numbers) = trained(&want.name)? {
-            return Ok(numbers);
+        if let Some(values) = trained(&want.name)? {
+            return Ok(values);
         }
-        // What is computed and not trained, as the table of positions.
+        // Computed and not trained, as position embeddings.
         let found = transformer.catalog.find(&want.name)?;
         load_f32(&transformer.catalog, found, 0..found.numel())
     })
 }
 
-/// Writes the model of a folder with weights that have learnt nothing yet.
+/// Writes the model of a folder with randomly initialised weights.
 pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
     let settings = base.join(TRANSFORMER).join("config.json");
     let config: Sd3Config = config::read_checked(&settings, Sd3Config::check)?;

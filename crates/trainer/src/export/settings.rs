@@ -1,4 +1,4 @@
-//! What readers need to know besides the matrices: rank and alpha, and which layers.
+//! Metadata of adapter files: rank, alpha and target modules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,13 +10,13 @@ use crate::model::adapter::{AdapterWeights, LoraWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::family::ExportMetadata;
 
-/// The words in a file's header, for an adapter of a model of this family.
+/// The metadata of a file's header, for an adapter of a model of this family.
 pub fn header(
     parts: &AdapterWeights,
     format: AdapterFormat,
     family: Option<&ExportMetadata>,
 ) -> BTreeMap<String, String> {
-    let mut words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     match format {
         AdapterFormat::Peft | AdapterFormat::Comfyui => {}
         AdapterFormat::Diffusers => {
@@ -27,21 +27,21 @@ pub fn header(
                 let config = config(layers).into_iter();
                 all.extend(config.map(|(key, value)| (format!("{prefix}.{key}"), value)));
             }
-            words.insert("lora_adapter_metadata".into(), Value::Object(all).to_string());
+            metadata.insert("lora_adapter_metadata".into(), Value::Object(all).to_string());
         }
         AdapterFormat::Kohya => {
             let layers = kept(parts, format).flat_map(|(_, layers)| layers.values());
             let (rank, alpha) = usual(layers);
-            words.insert("ss_network_dim".into(), rank.to_string());
-            words.insert("ss_network_alpha".into(), alpha.to_string());
-            words.insert("modelspec.sai_model_spec".into(), "1.0.1".into());
+            metadata.insert("ss_network_dim".into(), rank.to_string());
+            metadata.insert("ss_network_alpha".into(), alpha.to_string());
+            metadata.insert("modelspec.sai_model_spec".into(), "1.0.1".into());
             if let Some(ExportMetadata { network, architecture, .. }) = family {
-                words.insert("ss_network_module".into(), (*network).into());
-                words.insert("modelspec.architecture".into(), (*architecture).into());
+                metadata.insert("ss_network_module".into(), (*network).into());
+                metadata.insert("modelspec.architecture".into(), (*architecture).into());
             }
         }
     }
-    words
+    metadata
 }
 
 /// `adapter_config.json`, for an adapter of a model that has these tensors.
@@ -59,13 +59,13 @@ pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> String {
     format!("{:#}\n", Value::Object(config))
 }
 
-/// What PEFT finds these layers by: the shortest endings of their names that no other part of the model
-/// has. Other programs know `q_proj` and not the full names.
+/// PEFT's `target_modules`: the shortest suffixes of the layers' names that no other module has. Other programs
+/// know `q_proj` and not the full names.
 fn targets<'a>(
     layers: &'a BTreeMap<String, LoraWeights>,
     tensors: &[TensorSpec],
 ) -> BTreeSet<&'a str> {
-    // A part may be no layer, as the block `0` is none.
+    // A module may be no layer, as block `0`.
     let parts: BTreeSet<&str> = tensors
         .iter()
         .flat_map(|want| want.name.match_indices('.').map(|(at, _)| &want.name[..at]))

@@ -1,10 +1,9 @@
-//! What a plan decides: everything that changes memory and speed and that nobody typed. What is
-//! typed stays.
+//! The candidates of a plan: values for the keys that change memory and speed and that were not set. Keys that
+//! were set stay.
 //!
-//! Two kinds. *Ways* give the same result (but for the order of sums): in what micro-batches a batch goes
-//! through the model, what is recomputed, and which frozen blocks stream from main memory, which
-//! is done only where nothing else fits or that is clearly faster. *Precisions* do not; they come in the order
-//! of what they cost, and a worse one is taken only where no way fits with a better one.
+//! Two kinds. Micro-batch size, gradient checkpointing and block offloading give the same result (but for the
+//! order of sums); offloading is chosen only where nothing else fits or it is clearly faster. Precisions change
+//! the result: they come from the best down, and a worse one is taken only where nothing fits with a better one.
 
 use compute::Quantisation;
 
@@ -16,19 +15,19 @@ use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::plan::DeviceBudget;
 
-/// How the model and its optimizer are held.
+/// Formats of the frozen weights and of the optimizer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Precisions {
     pub quantise: Option<Quantisation>,
     pub optimizer: OptimizerKind,
 }
 
-/// Formats of frozen matrices that a plan may choose, from the most precise on. Fp8 takes as much
-/// memory as int8 and loses more, so that it is only used when it is typed.
+/// Formats of frozen matrices that a plan may choose, from the most precise down. Fp8 takes as much memory as
+/// int8 and loses more, so that it is only used when it is set.
 pub(super) const FORMATS: [Option<Quantisation>; 3] =
     [None, Some(Quantisation::Int8), Some(Quantisation::Nf4)];
 
-/// Ways to compute a batch, the roomiest first and the tightest last.
+/// Micro-batch sizes and gradient checkpointing, from the most memory to the least.
 pub(super) fn batch_options(config: &RunConfig) -> Vec<BatchSettings> {
     let micros = match config.train.micro_batch {
         Some(micro) => vec![micro.min(config.train.batch_size)],
@@ -50,7 +49,7 @@ fn halves(n: usize) -> Vec<usize> {
     std::iter::successors(Some(n), half).collect()
 }
 
-/// Precisions from the best on.
+/// Precisions from the best down.
 pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     let formats = if is_frozen && config.is_free("base.quantise") {
@@ -69,19 +68,19 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     formats.into_iter().flat_map(with).collect()
 }
 
-/// Which frozen blocks may stream, none first. Only a GPU with memory of its own gains by it.
-pub(super) fn offloads(config: &RunConfig, room: DeviceBudget<'_>) -> Vec<Offload> {
+/// Which frozen blocks may be offloaded, none first. Only a GPU with memory of its own gains by it.
+pub(super) fn offloads(config: &RunConfig, budget: DeviceBudget<'_>) -> Vec<Offload> {
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     if !config.is_free("machine.offload") {
         vec![config.machine.offload]
-    } else if is_frozen && room.host_bytes.is_some() {
+    } else if is_frozen && budget.host_bytes.is_some() {
         vec![Offload::None, Offload::Alternate, Offload::Blocks]
     } else {
         vec![Offload::None]
     }
 }
 
-/// Formats of text encoders from the best on.
+/// Formats of text encoders from the best down.
 pub(super) fn encoder_formats(config: &RunConfig) -> Vec<Option<Quantisation>> {
     if config.is_free("base.quantise_encoders") {
         FORMATS.to_vec()
@@ -105,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_typed_is_free() {
+    fn keys_that_were_not_set_are_chosen() {
         let config = job(&["train.batch_size=6"]);
         let all = batch_options(&config);
-        let micros: Vec<_> = all.iter().take(4).map(|how| how.micro).collect();
+        let micros: Vec<_> = all.iter().take(4).map(|settings| settings.micro).collect();
         assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
         assert_eq!(all[0], BatchSettings { micro: 6, recompute: Recompute::None });
         assert_eq!(all[15], BatchSettings { micro: 1, recompute: Recompute::Block });
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_stays() {
+    fn keys_that_were_set_stay() {
         let typed = [
             "train.batch_size=4",
             "train.micro_batch=3",

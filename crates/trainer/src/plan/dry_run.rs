@@ -1,5 +1,5 @@
-//! A run on a device without data: its phases in the order in which they will come, by the functions
-//! that will run. An arena of the size that is found is enough.
+//! A dry run on the meta device: the phases of a run in their order, by the functions that will run. An arena
+//! of the size found here is enough.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,40 +17,40 @@ use crate::event::{Phase, PlannedPhase, RepeatedTime, TimeEstimate};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::task::session::Session;
+use crate::task::session::{BatchPosition, Session};
 use crate::task::traits::{Preparation, Task};
 
-/// A job with every value decided, and what it is to run on.
-pub(super) struct DryRun<'a, L: Task> {
-    pub task: &'a L,
+/// A job with every value decided, and its device.
+pub(super) struct DryRun<'a, T: Task> {
+    pub task: &'a T,
     pub config: &'a RunConfig,
-    pub dataset: &'a DatasetSummary<L::Size>,
+    pub dataset: &'a DatasetSummary<T::Size>,
     pub kind: DeviceKind,
 }
 
-/// What a step takes.
+/// Memory and time of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepEstimate {
     pub peak_bytes: usize,
     pub secs: f64,
 }
 
-/// What is shown along the way.
+/// Memory and time of samples during training.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampleEstimate {
     pub tiling: Option<Tiling>,
-    /// Nothing if nothing is shown.
+    /// None if there are no samples.
     pub phase: Option<PlannedPhase>,
     pub cost: Cost,
 }
 
-impl<L: Task> DryRun<'_, L> {
-    /// What comes before training, in the fastest way within `limit` bytes.
+impl<T: Task> DryRun<'_, T> {
+    /// What comes before training, the fastest way within `limit` bytes.
     pub fn preparation(&self, limit: usize) -> Result<Preparation> {
         self.task.preparation(self.config, self.dataset, self.kind, limit)
     }
 
-    /// A step in the size that takes the most, and the mean over those that are shown most often.
+    /// The peak of a step in the largest size, and the mean time over the most frequent sizes.
     pub fn step(&self, rates: &Rates) -> Result<StepEstimate> {
         let (device, mut session) = self.session()?;
         if let Some((size, shown)) = self.largest_size() {
@@ -69,7 +69,7 @@ impl<L: Task> DryRun<'_, L> {
         Ok(StepEstimate { peak_bytes, secs })
     }
 
-    /// A step in every size that occurs, and a measurement; what a validation costs.
+    /// A step and a validation in every size; and what a validation costs.
     pub fn training(&self) -> Result<(Vec<PlannedPhase>, Cost)> {
         let (device, mut session) = self.session()?;
         let phase = |name: Phase| {
@@ -92,31 +92,32 @@ impl<L: Task> DryRun<'_, L> {
         Ok((phases, Cost { works, read_bytes: 0 }))
     }
 
-    /// What is shown while training; images are decoded whole if that fits into `limit` bytes.
+    /// Samples during training; images are decoded without tiling if that fits into `limit` bytes.
     pub fn samples(&self, limit: usize) -> Result<SampleEstimate> {
-        let mut showing = SampleEstimate::default();
+        let mut estimate = SampleEstimate::default();
         if !self.task.makes_samples() {
-            return Ok(showing);
+            return Ok(estimate);
         }
         for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
             let (device, session) = self.session()?;
             let cost = self.task.dry_run_samples(&device, session.trainable_model(), tiling)?;
             let phase = PlannedPhase { name: Phase::Show, peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
-            showing = SampleEstimate { tiling, phase: Some(phase), cost };
+            estimate = SampleEstimate { tiling, phase: Some(phase), cost };
             if fits {
                 break;
             }
         }
-        Ok(showing)
+        Ok(estimate)
     }
 
-    /// How long all of it takes, if a step takes so long.
+    /// How long the run takes, with steps of `step_secs`.
     pub fn times(
         &self,
         step_secs: f64,
         before: &Preparation,
-        (measuring, showing): (&Cost, &Cost),
+        validation: &Cost,
+        samples: &Cost,
         rates: &Rates,
     ) -> Result<TimeEstimate> {
         let (device, mut session) = self.session()?;
@@ -127,22 +128,22 @@ impl<L: Task> DryRun<'_, L> {
         let steps = time::n_steps(self.config, self.dataset).unwrap_or(0);
         let times = |has_any: bool, n: u64| if has_any && steps > 0 { n } else { 0 };
         let validate_every = Switch::On(self.config.train.validate_every);
-        let shown_every = self.config.data.sample_every();
+        let sample_every = self.config.data.sample_every();
         Ok(TimeEstimate {
-            // A sum of none would be -0.
+            // An empty sum would be -0.
             encode_secs: before.stages.iter().fold(0.0, |sum, stage| sum + stage.cost.secs(rates)),
             load_secs: loading.secs(rates),
             steps: RepeatedTime { secs: step_secs, times: steps },
             validation: RepeatedTime {
-                secs: measuring.secs(rates),
+                secs: validation.secs(rates),
                 times: times(
-                    !measuring.works.is_empty(),
+                    !validation.works.is_empty(),
                     time::n_evaluations(validate_every, steps),
                 ),
             },
             samples: RepeatedTime {
-                secs: showing.secs(rates),
-                times: times(self.task.makes_samples(), time::n_evaluations(shown_every, steps)),
+                secs: samples.secs(rates),
+                times: times(self.task.makes_samples(), time::n_evaluations(sample_every, steps)),
             },
             saving: RepeatedTime {
                 secs: time::save_secs(saved_bytes),
@@ -152,7 +153,7 @@ impl<L: Task> DryRun<'_, L> {
         })
     }
 
-    /// Bytes of the model that stay on the host.
+    /// Bytes of offloaded blocks.
     pub fn offloaded_bytes(&self) -> Result<usize> {
         if self.config.machine.offload == Offload::None {
             return Ok(0);
@@ -161,14 +162,14 @@ impl<L: Task> DryRun<'_, L> {
         Ok(device.host_bytes())
     }
 
-    fn session(&self) -> Result<(Device, Session<'_, L>)> {
+    fn session(&self) -> Result<(Device, Session<'_, T>)> {
         let device = Device::meta(self.kind, usize::MAX / 2);
         let session = Session::new(&device, self.task, self.config, &|_| true)?;
         Ok((device, session))
     }
 
-    /// What a step of full batches of one size does.
-    pub fn step_work(&self, size: L::Size) -> Result<Vec<(usize, WorkStats)>> {
+    /// The work of a step of full batches of one size.
+    pub fn step_work(&self, size: T::Size) -> Result<Vec<(usize, WorkStats)>> {
         let (device, mut session) = self.session()?;
         let shown = self.config.train.batch_size;
         let mut works = self.epoch(&device, &mut session, size, shown)?;
@@ -179,7 +180,7 @@ impl<L: Task> DryRun<'_, L> {
         Ok(works)
     }
 
-    /// The memory over a step in the size that takes the most.
+    /// The memory over a step in the largest size.
     pub fn recorded_step(&self) -> Result<MemoryRecording> {
         let (device, mut session) = self.session()?;
         let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
@@ -188,60 +189,61 @@ impl<L: Task> DryRun<'_, L> {
         if let Some((size, shown)) = self.largest_size() {
             let n = self.config.train.batch_size.min(shown).min(micro);
             let micro_batch = self.task.dummy_micro_batch(size, n)?;
-            session.accumulate(&micro_batch, (0, 0), 1.0, recompute)?;
+            session.accumulate(&micro_batch, BatchPosition::default(), 1.0, recompute)?;
         }
         session.update(0.0, 0, 1.0)?;
         Ok(device.stop_recording())
     }
 
-    /// The size that takes the most, and how often it is shown.
-    pub fn largest_size(&self) -> Option<(L::Size, usize)> {
+    /// The size that takes the most work, and how often an epoch has it.
+    pub fn largest_size(&self) -> Option<(T::Size, usize)> {
         let batch = self.config.train.batch_size;
         let weight =
-            |(size, shown): &(&L::Size, &usize)| L::relative_cost(**size) * batch.min(**shown);
-        let hardest = self.dataset.train.iter().max_by_key(weight);
-        hardest.map(|(size, shown)| (*size, *shown))
+            |(size, shown): &(&T::Size, &usize)| T::relative_cost(**size) * batch.min(**shown);
+        let largest = self.dataset.train.iter().max_by_key(weight);
+        largest.map(|(size, shown)| (*size, *shown))
     }
 
-    /// The sizes that are shown most often, and how often. Chosen: a few are enough for a mean, and
-    /// folders of many sizes are planned in no more time.
-    fn typical(&self) -> Vec<(L::Size, usize)> {
+    /// The most frequent sizes, and how often an epoch has them. Chosen: a few are enough for a mean, and many
+    /// sizes take no longer to plan.
+    fn typical(&self) -> Vec<(T::Size, usize)> {
         let mut all: Vec<_> = self.dataset.train.iter().map(|(size, n)| (*size, *n)).collect();
         all.sort_by_key(|(_, shown)| Reverse(*shown));
         all.truncate(3);
         all
     }
 
-    /// What an epoch shows of a size: the work of every micro-batch that occurs, and how often it does.
+    /// An epoch's samples of a size: the work of each micro-batch size, and how often it occurs.
     fn epoch(
         &self,
         device: &Device,
-        session: &mut Session<'_, L>,
-        size: L::Size,
+        session: &mut Session<'_, T>,
+        size: T::Size,
         shown: usize,
     ) -> Result<Vec<(usize, WorkStats)>> {
         let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
         let mut works = Vec::new();
         for (n, times) in micro_batches(self.config.train.batch_size, micro, shown) {
-            let once = || self.micro_batch(session, (size, n), recompute);
+            let once = || self.micro_batch(session, size, n, recompute);
             works.push((times, work_of(device, once)?));
         }
         Ok(works)
     }
 
-    /// So many samples: made, forward and backward.
+    /// Forward and backward of `n` samples.
     fn micro_batch(
         &self,
-        session: &mut Session<'_, L>,
-        (size, n): (L::Size, usize),
+        session: &mut Session<'_, T>,
+        size: T::Size,
+        n: usize,
         recompute: Recompute,
     ) -> Result<()> {
         let micro_batch = self.task.dummy_micro_batch(size, n)?;
-        session.accumulate(&micro_batch, (0, 0), 1.0, recompute).map(drop)
+        session.accumulate(&micro_batch, BatchPosition::default(), 1.0, recompute).map(drop)
     }
 }
 
-/// What `work` does.
+/// The kernel work of `work`.
 fn work_of<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<WorkStats> {
     let before = device.work();
     work()?;
@@ -252,9 +254,9 @@ fn seconds(rates: &Rates, works: &[(usize, WorkStats)]) -> f64 {
     works.iter().map(|(times, work)| *times as f64 * rates.seconds(work)).sum()
 }
 
-/// How many samples of a size go through the model at once, and how often in an epoch that shows
-/// so many of it: all batches but the last are full, and so are all micro-batches of a batch but the last.
-/// A smaller micro-batch may leave other holes in memory than a full one does.
+/// Sizes of micro-batches, and how often each occurs in an epoch with `shown` samples: all batches but the last
+/// are full, and so are all micro-batches of a batch but the last. A smaller micro-batch may fragment memory
+/// differently than a full one.
 fn micro_batches(batch: usize, micro: usize, shown: usize) -> BTreeMap<usize, usize> {
     let mut micro_batches = BTreeMap::new();
     for (samples, times) in [(batch, shown / batch), (shown % batch, 1)] {
@@ -270,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn portions_show_every_image_once() {
+    fn micro_batches_have_every_image_once() {
         assert_eq!(micro_batches(4, 4, 8), [(4, 2)].into());
         assert_eq!(micro_batches(6, 4, 15), [(4, 2), (2, 2), (3, 1)].into());
         for (batch, micro, shown) in

@@ -1,9 +1,8 @@
-//! What the program holds beside the arena, but for the samples that are read ahead, which tasks know
-//! of. Not exact as the arena is, which a rehearsal finds to the byte, but close: `docs/measured.md` has
-//! it beside what the system counts.
+//! Host memory outside the arena, but for prefetched samples, which tasks estimate. Close, but not exact as the
+//! arena is, which a dry run finds to the byte: `docs/measured.md` compares it with what the system counts.
 
-/// The program's code as far as it is used, its threads, and their room for matrix products. This and
-/// the two below measured on a Xeon with 2 threads, 2026-11-15: what the system counts less the arena.
+/// The program's code as far as it is used, its threads, and their workspace for matmuls. This and the two
+/// below measured on a Xeon with 2 threads, 2026-11-15: what the system counts less the arena.
 const PROGRAM_BYTES: usize = 26 << 20;
 const THREAD_BYTES: usize = 2 << 20;
 /// Blocks of files on their way to or from the disk.

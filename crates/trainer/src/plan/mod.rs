@@ -1,18 +1,17 @@
-//! How a run will be done, decided before it starts. Every candidate is rehearsed on a device without
-//! data, from the headers of files alone, so what it takes is known to the byte; how long a step
-//! takes follows from the work that the rehearsal counts and the machine's rates. Pure: the same job,
-//! images, rates and limit give the same plan.
+//! How a run will be done, decided before it starts. Every candidate gets a dry run on the meta device, from the
+//! headers of files alone, so its memory is known to the byte; the time of a step follows from the work that the
+//! dry run counts and the machine's rates. Pure: the same job, images, rates and limit give the same plan.
 //!
 //! ```text
-//! RunConfig + Outlook ──▶ choice.rs      what may be chosen: what nobody typed
-//!                            │
-//!                         rehearsal.rs   bytes and work of each candidate, on the meta engine
-//!                            │
-//!                         choose()       the best precision that fits, in the fastest way that fits
+//! RunConfig + DatasetSummary ──▶ choice.rs    candidates: values for the keys that were not set
+//!                                   │
+//!                                dry_run.rs   memory and work of each candidate, on the meta device
+//!                                   │
+//!                                choose()     the best precision that fits, and its fastest candidate that fits
 //! ```
 //!
-//! Left out on purpose: keeping encoders in memory (their answers are cached, a step never asks them)
-//! and cutting attention into slices (no engine holds all its scores at once).
+//! Left out on purpose: keeping text encoders in memory (their outputs are cached) and slicing attention (no
+//! kernel holds all scores at once).
 
 mod choice;
 mod dry_run;
@@ -42,62 +41,62 @@ use crate::model::offload::Offload;
 use crate::model::vae::Tiling;
 use crate::task::traits::{DatasetSummary, Preparation, Task};
 
-/// What is to be planned.
+/// The job to plan.
 #[derive(Clone, Copy)]
-pub struct PlanRequest<'a, L: Task> {
+pub struct PlanRequest<'a, T: Task> {
     /// The model and its loss.
-    pub task: &'a L,
-    /// What was typed.
+    pub task: &'a T,
+    /// Its configuration.
     pub config: &'a RunConfig,
-    /// What it will be fed with.
-    pub dataset: &'a DatasetSummary<L::Size>,
+    /// Its dataset.
+    pub dataset: &'a DatasetSummary<T::Size>,
 }
 
-/// What it is to run on.
+/// The device to plan for.
 #[derive(Clone, Copy)]
 pub struct DeviceBudget<'a> {
-    /// The engine.
+    /// Its kind.
     pub kind: DeviceKind,
     /// The most that may be taken.
     pub limit_bytes: usize,
     /// How fast it is.
     pub rates: &'a Rates,
-    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
+    /// Main memory for offloaded blocks; none where the device computes in main memory.
     pub host_bytes: Option<usize>,
 }
 
-/// How a run is done, and what it takes.
+/// How a run is done, and its memory and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What was decided.
+    /// The chosen settings.
     pub choice: PlanChoice,
-    /// What each phase takes at its peak.
+    /// Memory peak of each phase.
     pub phases: Vec<PlannedPhase>,
-    /// What the program holds beside the arena while it trains.
+    /// Bytes outside the arena during training.
     pub host_bytes: usize,
-    /// What of the model is in main memory and comes to the device block by block. Where they are one
-    /// memory, it is a part of `host_bytes`.
+    /// Bytes of offloaded blocks in main memory. Where the device shares that memory, they are part of
+    /// `host_bytes`.
     pub offloaded_bytes: usize,
-    /// What the whole program takes at its peak.
+    /// Memory peak of the whole program.
     pub total_bytes: usize,
-    /// How latents are cut for decoding samples, if they are.
+    /// VAE tiling when samples are decoded, if any.
     pub tiling: Option<Tiling>,
     /// How much of T5 is in memory at a time while texts are encoded.
     pub t5: T5Loading,
-    /// Seconds of a step, in the mean over the sizes that are shown most often.
+    /// Mean seconds of a step over the most frequent sizes.
     pub step_secs: f64,
     /// How long all of it takes.
     pub times: TimeEstimate,
-    /// Everything that was looked at, in that order.
+    /// All candidates, in the order they were tried.
     pub candidates: Vec<PlanCandidate>,
 }
 
 /// A candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlanCandidate {
-    /// What it would be.
+    /// Its settings.
     pub choice: PlanChoice,
-    /// What its hardest step, or another phase that does not fit, takes.
+    /// Memory peak of its largest step, or of another phase that does not fit.
     pub peak_bytes: usize,
     /// Seconds of a step.
     pub secs: f64,
@@ -106,8 +105,8 @@ pub struct PlanCandidate {
 }
 
 impl PlanCandidate {
-    /// By what candidates are compared. Chosen: streaming has to save a tenth of the time, since main memory
-    /// and the link are others' too, and a plan knows less of them than of the GPU.
+    /// What candidates are compared by. Chosen: offloading has to save a tenth of the time, since main memory and
+    /// PCIe are shared with other programs, and a plan knows less of them than of the GPU.
     fn cost(&self) -> f64 {
         if self.choice.offload == Offload::None { self.secs } else { 1.1 * self.secs }
     }
@@ -119,13 +118,13 @@ impl Plan {
         peak(&self.phases)
     }
 
-    /// The one that would have been chosen next.
+    /// The next best candidate.
     pub fn runner_up(&self) -> Option<&PlanCandidate> {
         let others = self.candidates.iter().filter(|it| it.fits && it.choice != self.choice);
         others.min_by(|a, b| a.cost().total_cmp(&b.cost()))
     }
 
-    /// How it was looked at itself.
+    /// The candidate that was chosen.
     pub fn chosen(&self) -> Option<&PlanCandidate> {
         self.candidates.iter().find(|it| it.choice == self.choice)
     }
@@ -135,105 +134,104 @@ fn peak(phases: &[PlannedPhase]) -> usize {
     phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
 }
 
-/// Finds the best precision that fits, and the fastest way that fits with it. Fails with what is
-/// missing if nothing does.
-pub fn choose<L: Task>(job: PlanRequest<'_, L>, room: DeviceBudget<'_>) -> Result<Plan> {
-    let mut search = PlanSearch::new(job, room);
-    let found = search.encoders().and_then(|encoders| search.training(encoders));
+/// Finds the best precision that fits, and its fastest candidate that fits. If nothing fits, the error says how
+/// much is missing and what would help.
+pub fn choose<T: Task>(job: PlanRequest<'_, T>, budget: DeviceBudget<'_>) -> Result<Plan> {
+    let mut search = PlanSearch::new(job, budget);
+    let found = search.encoders().and_then(|(choice, before)| search.training(choice, &before));
     match found {
         Err(TrainerError::TooLarge { phase, needed, limit, .. }) => {
-            let remedy = remedy::remedy(job, room)?;
+            let remedy = remedy::remedy(job, budget)?;
             Err(TrainerError::TooLarge { phase, needed, limit, remedy })
         }
         found => found,
     }
 }
 
-/// What a run takes that is done exactly as the job says; fails if it does not fit.
-pub fn dry_run<L: Task>(job: PlanRequest<'_, L>, room: DeviceBudget<'_>) -> Result<Plan> {
-    let mut search = PlanSearch::new(job, room);
+/// The plan of a run exactly as configured; fails if it does not fit.
+pub fn dry_run<T: Task>(job: PlanRequest<'_, T>, budget: DeviceBudget<'_>) -> Result<Plan> {
+    let mut search = PlanSearch::new(job, budget);
     let before = search.preparation(job.config)?;
     search.complete(PlanChoice::from_config(job.config), &before)
 }
 
-/// A way to compute, among those that a run may be driven to.
+/// A memory level: batch settings that a run may fall back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLevel {
-    /// The way.
-    pub how: BatchSettings,
-    /// What the run's arena must hold.
+    /// Micro-batch size and gradient checkpointing.
+    pub settings: BatchSettings,
+    /// Bytes of the arena that they need.
     pub peak_bytes: usize,
 }
 
-/// The ways from a planned job's own on, each with less memory than the one before.
-pub fn memory_levels<L: Task>(
-    job: PlanRequest<'_, L>,
-    room: DeviceBudget<'_>,
+/// The memory levels from a planned job's own down, each with less memory than the one before.
+pub fn memory_levels<T: Task>(
+    job: PlanRequest<'_, T>,
+    budget: DeviceBudget<'_>,
 ) -> Result<Vec<MemoryLevel>> {
     let first = BatchSettings::from_config(job.config);
-    // More at once than there are in a batch is no other way.
+    // A micro-batch is not larger than the batch.
     let first = BatchSettings { micro: first.micro.min(job.config.train.batch_size), ..first };
     let mut levels = Vec::new();
-    for how in std::iter::successors(Some(first), |how| how.with_less_memory()) {
+    for settings in std::iter::successors(Some(first), |settings| settings.with_less_memory()) {
         let choice = PlanChoice {
-            micro_batch: how.micro,
-            recompute: how.recompute,
+            micro_batch: settings.micro,
+            recompute: settings.recompute,
             ..PlanChoice::from_config(job.config)
         };
         let config = &job.config.with_choice(&choice);
-        let PlanRequest { task: task, dataset: dataset, .. } = job;
-        let step =
-            DryRun { task: task, config, dataset: dataset, kind: room.kind }.step(room.rates)?;
-        levels.push(MemoryLevel { how, peak_bytes: step.peak_bytes });
+        let PlanRequest { task, dataset, .. } = job;
+        let step = DryRun { task, config, dataset, kind: budget.kind }.step(budget.rates)?;
+        levels.push(MemoryLevel { settings, peak_bytes: step.peak_bytes });
     }
     Ok(levels)
 }
 
-/// What a step of full batches of one size does, counted on a device without data: how often it does
-/// each piece of work.
-pub fn step_work<L: Task>(
-    PlanRequest { task: task, config, dataset: dataset }: PlanRequest<'_, L>,
+/// The kernel work of a step of full batches of one size, counted on the meta device, each with how often it
+/// is done.
+pub fn step_work<T: Task>(
+    PlanRequest { task, config, dataset }: PlanRequest<'_, T>,
     kind: DeviceKind,
-    size: L::Size,
+    size: T::Size,
 ) -> Result<Vec<(usize, WorkStats)>> {
-    DryRun { task: task, config, dataset: dataset, kind }.step_work(size)
+    DryRun { task, config, dataset, kind }.step_work(size)
 }
 
-/// The memory over a step of a plan, in the size that takes the most.
-pub fn recorded_step<L: Task>(
-    PlanRequest { task: task, config, dataset: dataset }: PlanRequest<'_, L>,
+/// The memory over a step of a plan, for the largest size.
+pub fn recorded_step<T: Task>(
+    PlanRequest { task, config, dataset }: PlanRequest<'_, T>,
     plan: &Plan,
     kind: DeviceKind,
 ) -> Result<MemoryRecording> {
     let config = &config.with_choice(&plan.choice);
-    DryRun { task: task, config, dataset: dataset, kind }.recorded_step()
+    DryRun { task, config, dataset, kind }.recorded_step()
 }
 
-struct PlanSearch<'a, L: Task> {
-    job: PlanRequest<'a, L>,
+struct PlanSearch<'a, T: Task> {
+    job: PlanRequest<'a, T>,
     budget: DeviceBudget<'a>,
     host_bytes: usize,
-    /// What the program holds beside the arena while it encodes.
+    /// Bytes outside the arena while it encodes.
     encoding_bytes: usize,
     candidates: Vec<PlanCandidate>,
 }
 
-impl<'a, L: Task> PlanSearch<'a, L> {
-    fn new(job: PlanRequest<'a, L>, room: DeviceBudget<'a>) -> Self {
-        let PlanRequest { task: task, config, dataset: dataset } = job;
-        let (host_bytes, encoding_bytes) = match room.kind {
+impl<'a, T: Task> PlanSearch<'a, T> {
+    fn new(job: PlanRequest<'a, T>, budget: DeviceBudget<'a>) -> Self {
+        let PlanRequest { task, config, dataset } = job;
+        let (host_bytes, encoding_bytes) = match budget.kind {
             DeviceKind::Cpu { threads, .. } => (
                 host::program_bytes(threads) + task.host_bytes(config, dataset),
                 host::encoding_bytes(threads),
             ),
-            // A GPU's memory is its own.
+            // Memory of its own.
             DeviceKind::Cuda { .. } => (0, 0),
-            // Most other GPUs share the CPU's. One thread reads batches, and none computes.
+            // Mostly memory shared with the CPU. One thread reads batches, and none computes.
             DeviceKind::Gpu { .. } => {
                 (host::program_bytes(1) + task.host_bytes(config, dataset), host::encoding_bytes(1))
             }
         };
-        Self { job, budget: room, host_bytes, encoding_bytes, candidates: Vec::new() }
+        Self { job, budget, host_bytes, encoding_bytes, candidates: Vec::new() }
     }
 
     /// The best format of text encoders that fits, and what encoding takes with it.
@@ -261,35 +259,34 @@ impl<'a, L: Task> PlanSearch<'a, L> {
         }
     }
 
-    /// Bytes that the whole program takes when everything is done in the way that takes the least; where that is
-    /// more than `limit`, perhaps only a part of it.
+    /// The least memory that the whole program can take; beyond `limit` it may be an underestimate.
     fn least_bytes(&self, config: &RunConfig, limit: usize) -> Result<usize> {
-        let rehearsal = self.dry_run(config);
+        let dry_run = self.dry_run(config);
         let beside = self.beside_arena_bytes(self.offloaded_bytes(config)?);
-        // What does not fit mostly shows here, and sooner.
-        let step = rehearsal.step(self.budget.rates)?.peak_bytes + beside;
+        // Checked first: most jobs that do not fit fail here.
+        let step = dry_run.step(self.budget.rates)?.peak_bytes + beside;
         if step > limit {
             return Ok(step);
         }
-        let before = rehearsal.preparation(0)?.stages.into_iter();
+        let before = dry_run.preparation(0)?.stages.into_iter();
         let before = before.map(|stage| stage.memory.peak_bytes + self.encoding_bytes).max();
-        let (training, _) = rehearsal.training()?;
-        let shown = rehearsal.samples(0)?.phase;
+        let (training, _) = dry_run.training()?;
+        let shown = dry_run.samples(0)?.phase;
         let training = training.iter().chain(&shown).map(|phase| phase.peak_bytes + beside).max();
         Ok(step.max(before.unwrap_or(0)).max(training.unwrap_or(0)))
     }
 
-    /// The best precision that fits, in the fastest way.
-    fn training(&mut self, (choice, before): (PlanChoice, Preparation)) -> Result<Plan> {
+    /// The best precision that fits, and its fastest candidate.
+    fn training(&mut self, choice: PlanChoice, before: &Preparation) -> Result<Plan> {
         let mut failed = None;
         for Precisions { quantise, optimizer } in precisions(self.job.config) {
             let mut fitting: Vec<PlanCandidate> = Vec::new();
-            for stream in offloads(self.job.config, self.budget) {
-                // All that it saves is the time of computing blocks twice.
+            for offload in offloads(self.job.config, self.budget) {
+                // Offloading only pays where it avoids gradient checkpointing.
                 if fitting.iter().any(|of| !of.choice.recompute.recomputes_any()) {
                     break;
                 }
-                let choice = PlanChoice { offload: stream, quantise, optimizer, ..choice };
+                let choice = PlanChoice { offload, quantise, optimizer, ..choice };
                 match self.fitting_candidates(choice) {
                     Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                     found => fitting.extend(found?),
@@ -297,7 +294,7 @@ impl<'a, L: Task> PlanSearch<'a, L> {
             }
             fitting.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
             for PlanCandidate { choice, .. } in fitting {
-                match self.complete(choice, &before) {
+                match self.complete(choice, before) {
                     Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                     plan => return plan,
                 }
@@ -306,34 +303,34 @@ impl<'a, L: Task> PlanSearch<'a, L> {
         Err(failed.unwrap_or_else(|| self.step_too_large()))
     }
 
-    /// What of the model streams; fails if main memory has no room for it.
+    /// Bytes of offloaded blocks; fails if they do not fit into main memory.
     fn offloaded_bytes(&self, config: &RunConfig) -> Result<usize> {
-        let streamed = self.dry_run(config).offloaded_bytes()?;
+        let offloaded = self.dry_run(config).offloaded_bytes()?;
         match self.budget.host_bytes {
-            Some(limit) if streamed > limit => {
-                let (phase, needed) = ("the model's blocks in main memory".into(), streamed);
+            Some(limit) if offloaded > limit => {
+                let (phase, needed) = ("the model's blocks in main memory".into(), offloaded);
                 Err(TrainerError::TooLarge { phase, needed, limit, remedy: None })
             }
-            _ => Ok(streamed),
+            _ => Ok(offloaded),
         }
     }
 
-    /// What is held beside the arena in the same memory.
-    fn beside_arena_bytes(&self, streamed: usize) -> usize {
+    /// Bytes outside the arena in the same memory.
+    fn beside_arena_bytes(&self, offloaded: usize) -> usize {
         match self.budget.kind {
             DeviceKind::Cuda { .. } => self.host_bytes,
-            DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => self.host_bytes + streamed,
+            DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => self.host_bytes + offloaded,
         }
     }
 
-    /// The ways whose hardest step fits; fails if main memory has no room for what streams.
+    /// The candidates whose largest step fits; fails if the offloaded blocks do not fit into main memory.
     fn fitting_candidates(&mut self, choice: PlanChoice) -> Result<Vec<PlanCandidate>> {
         let mut fitting: Vec<PlanCandidate> = Vec::new();
-        let streamed = self.offloaded_bytes(&self.job.config.with_choice(&choice))?;
-        let limit = self.budget.limit_bytes.saturating_sub(self.beside_arena_bytes(streamed));
-        // From the tightest on: where that does not fit, nothing does.
-        for how in batch_options(self.job.config).into_iter().rev() {
-            let choice = PlanChoice { micro_batch: how.micro, recompute: how.recompute, ..choice };
+        let offloaded = self.offloaded_bytes(&self.job.config.with_choice(&choice))?;
+        let limit = self.budget.limit_bytes.saturating_sub(self.beside_arena_bytes(offloaded));
+        // From the smallest up: where that does not fit, nothing does.
+        for BatchSettings { micro, recompute } in batch_options(self.job.config).into_iter().rev() {
+            let choice = PlanChoice { micro_batch: micro, recompute, ..choice };
             let step =
                 self.dry_run(&self.job.config.with_choice(&choice)).step(self.budget.rates)?;
             let fits = step.peak_bytes <= limit;
@@ -350,18 +347,18 @@ impl<'a, L: Task> PlanSearch<'a, L> {
     /// All phases of a choice; fails if one does not fit.
     fn complete(&mut self, choice: PlanChoice, before: &Preparation) -> Result<Plan> {
         let config = self.job.config.with_choice(&choice);
-        let streamed_bytes = self.offloaded_bytes(&config)?;
-        let host_bytes = self.beside_arena_bytes(streamed_bytes);
+        let offloaded_bytes = self.offloaded_bytes(&config)?;
+        let host_bytes = self.beside_arena_bytes(offloaded_bytes);
         let limit = self.budget.limit_bytes.saturating_sub(host_bytes);
-        let rehearsal = self.dry_run(&config);
+        let dry_run = self.dry_run(&config);
         let known = self.candidates.iter().find(|of| of.choice == choice).map(|of| of.secs);
         let step_secs = match known {
             Some(secs) => secs,
-            None => rehearsal.step(self.budget.rates)?.secs,
+            None => dry_run.step(self.budget.rates)?.secs,
         };
-        let (training, measuring) = rehearsal.training()?;
-        let SampleEstimate { tiling, phase, cost } = rehearsal.samples(limit)?;
-        let times = rehearsal.times(step_secs, before, (&measuring, &cost), self.budget.rates)?;
+        let (training, validation) = dry_run.training()?;
+        let SampleEstimate { tiling, phase, cost } = dry_run.samples(limit)?;
+        let times = dry_run.times(step_secs, before, &validation, &cost, self.budget.rates)?;
         let training: Vec<PlannedPhase> = training.into_iter().chain(phase).collect();
         if let Some(PlannedPhase { name, peak_bytes }) =
             training.iter().find(|it| it.peak_bytes > limit)
@@ -381,7 +378,7 @@ impl<'a, L: Task> PlanSearch<'a, L> {
             choice,
             phases: [encoding, training].concat(),
             host_bytes,
-            offloaded_bytes: streamed_bytes,
+            offloaded_bytes,
             total_bytes,
             tiling,
             t5: before.t5,
@@ -391,12 +388,12 @@ impl<'a, L: Task> PlanSearch<'a, L> {
         })
     }
 
-    fn dry_run<'r>(&'r self, config: &'r RunConfig) -> DryRun<'r, L> {
-        let PlanRequest { task: task, dataset: dataset, .. } = self.job;
-        DryRun { task: task, config, dataset: dataset, kind: self.budget.kind }
+    fn dry_run<'r>(&'r self, config: &'r RunConfig) -> DryRun<'r, T> {
+        let PlanRequest { task, dataset, .. } = self.job;
+        DryRun { task, config, dataset, kind: self.budget.kind }
     }
 
-    /// What the tightest candidate takes too much.
+    /// The error that the smallest candidate does not fit.
     fn step_too_large(&self) -> TrainerError {
         let hardest = self.dry_run(self.job.config).largest_size();
         let phase =

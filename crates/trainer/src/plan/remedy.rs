@@ -1,5 +1,5 @@
-//! What could be changed in a job that does not fit, so that it does: tried, not guessed. What is free was tried
-//! already: left are the keys that somebody typed, then the size of samples.
+//! Changes that make a job fit: tried, not guessed. Keys that were not set were tried by the plan already: left
+//! are the keys that were set, then the size of samples.
 
 use compute::{Dtype, Quantisation};
 
@@ -14,7 +14,7 @@ use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::task::traits::{SmallerTask, Task};
 
-/// A key, what would be typed for it, and what that does.
+/// A key, the value that would be typed for it, and its effect.
 type ConfigChange = (&'static str, &'static str, fn(&mut RunConfig));
 
 /// From what costs the least to what costs the most.
@@ -43,49 +43,46 @@ const NONE: &str = "\"none\"";
 /// The rank above. Chosen: what small adapters have.
 const LOW_RANK: usize = 8;
 
-/// A job to try, with everything that is free as tight as it goes.
-struct SmallerCandidate<L: Task> {
+/// A job to try, with every key that was not set at its smallest.
+struct SmallerCandidate<T: Task> {
     config: RunConfig,
-    task: L,
-    dataset: DatasetSummary<L::Size>,
+    task: T,
+    dataset: DatasetSummary<T::Size>,
 }
 
-/// The nearest change that fits, as it would be typed: one key, several, smaller samples, or all of it.
-pub(super) fn remedy<L: Task>(
-    job: PlanRequest<'_, L>,
-    room: DeviceBudget<'_>,
+/// The smallest change that fits, as it would be typed: one key, several, smaller samples, or all of them.
+pub(super) fn remedy<T: Task>(
+    job: PlanRequest<'_, T>,
+    budget: DeviceBudget<'_>,
 ) -> Result<Option<Remedy>> {
-    let PlanRequest { task: task, config, dataset: dataset } = job;
-    let tightest = tightest(config, room);
+    let PlanRequest { task, config, dataset } = job;
+    let smallest = smallest(config, budget);
     let typed: Vec<&ConfigChange> =
-        CHANGES.iter().filter(|change| is_possible(change, &tightest, job, room)).collect();
+        CHANGES.iter().filter(|change| is_possible(change, &smallest, job, budget)).collect();
     let mut candidates = Vec::new();
     for changes in combined(&typed) {
-        let (change, config) = changed(&tightest, &changes, room);
+        let (change, config) = changed(&smallest, &changes, budget);
         let (task, dataset) = (*task, dataset.clone());
-        candidates.push((change, SmallerCandidate { config, task: task, dataset: dataset }));
+        candidates.push((change, SmallerCandidate { config, task, dataset }));
     }
-    let all_typed = (!typed.is_empty()).then(|| changed(&tightest, &typed, room));
+    let all_typed = (!typed.is_empty()).then(|| changed(&smallest, &typed, budget));
     for (before, config) in
-        [Some((String::new(), tightest.clone())), all_typed].into_iter().flatten()
+        [Some((String::new(), smallest.clone())), all_typed].into_iter().flatten()
     {
         let all = task.smaller(dataset).into_iter().filter(|job| !job.change.is_empty());
-        for SmallerTask { change, task: task, dataset: dataset } in all {
+        for SmallerTask { change, task, dataset } in all {
             let and = if before.is_empty() { "" } else { " and " };
             let config = config.clone();
-            let candidate = SmallerCandidate { config, task: task, dataset: dataset };
+            let candidate = SmallerCandidate { config, task, dataset };
             candidates.push((format!("{before}{and}{change}"), candidate));
         }
     }
     if candidates.is_empty() {
         let (task, dataset) = (*task, dataset.clone());
-        candidates.push((
-            String::new(),
-            SmallerCandidate { config: tightest, task: task, dataset: dataset },
-        ));
+        candidates.push((String::new(), SmallerCandidate { config: smallest, task, dataset }));
     }
-    nearest_fitting(room.limit_bytes, candidates, |candidate, limit| {
-        candidate.needed_bytes(room, limit)
+    nearest_fitting(budget.limit_bytes, candidates, |candidate, limit| {
+        candidate.needed_bytes(budget, limit)
     })
 }
 
@@ -100,55 +97,56 @@ fn combined<'a>(typed: &[&'a ConfigChange]) -> Vec<Vec<&'a ConfigChange>> {
 }
 
 /// Whether a key was typed, and this would change something.
-fn is_possible<L: Task>(
-    (key, value, apply): &ConfigChange,
-    tightest: &RunConfig,
-    PlanRequest { config, dataset: dataset, .. }: PlanRequest<'_, L>,
-    room: DeviceBudget<'_>,
+fn is_possible<T: Task>(
+    change: &ConfigChange,
+    smallest: &RunConfig,
+    PlanRequest { config, dataset, .. }: PlanRequest<'_, T>,
+    budget: DeviceBudget<'_>,
 ) -> bool {
-    let mut changed = tightest.clone();
+    let (key, value, apply) = change;
+    let mut changed = smallest.clone();
     apply(&mut changed);
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     let can = match (*key, *value) {
         ("base.quantise", _) => is_frozen,
-        ("machine.offload", BLOCKS) => is_frozen && room.host_bytes.is_some(),
+        ("machine.offload", BLOCKS) => is_frozen && budget.host_bytes.is_some(),
         ("machine.offload", _) => config.machine.offload == Offload::Blocks,
         ("base.dtype", _) => config.base.dtype == Dtype::F32,
         ("base.quantise_encoders", _) => dataset.n_texts > 0,
         ("adapter.kind", _) => !is_frozen && !config.base.random_init,
         _ => true,
     };
-    // What an adapter is like is never chosen by a plan.
+    // A plan never chooses the adapter's keys.
     let is_typed = key.starts_with("adapter.") || !config.is_free(key);
-    can && is_typed && changed != *tightest
+    can && is_typed && changed != *smallest
 }
 
 /// A job with some changes, as they would be typed.
 fn changed(
     config: &RunConfig,
     changes: &[&ConfigChange],
-    room: DeviceBudget<'_>,
+    budget: DeviceBudget<'_>,
 ) -> (String, RunConfig) {
     let mut changed = config.clone();
     for (.., apply) in changes {
         apply(&mut changed);
     }
     let text = |(key, value, _): &&ConfigChange| format!("{key} = {value}");
-    // With another kind of adapter something else may be free.
+    // Another kind of adapter leaves other keys to the plan.
     let has_other = changed.adapter.kind != config.adapter.kind;
-    let changed = if has_other { tightest(&changed, room) } else { changed };
+    let changed = if has_other { smallest(&changed, budget) } else { changed };
     (changes.iter().map(text).collect::<Vec<_>>().join(" and "), changed)
 }
 
-/// A job with everything that is free as tight as it goes.
-fn tightest(config: &RunConfig, room: DeviceBudget<'_>) -> RunConfig {
+/// A job with every key that was not set at its smallest.
+fn smallest(config: &RunConfig, budget: DeviceBudget<'_>) -> RunConfig {
     let is_free = |key| config.is_free(key);
     let mut choice = PlanChoice::from_config(config);
-    if let Some(how) = batch_options(config).last() {
-        (choice.micro_batch, choice.recompute) = (how.micro, how.recompute);
+    if let Some(settings) = batch_options(config).last() {
+        (choice.micro_batch, choice.recompute) = (settings.micro, settings.recompute);
     }
-    if let Some(stream) = offloads(config, room).last() {
-        choice.offload = *stream;
+    if let Some(offload) = offloads(config, budget).last() {
+        choice.offload = *offload;
     }
     let least = FORMATS[FORMATS.len() - 1];
     if is_free("base.quantise") && config.adapter.kind != AdapterKind::Full {
@@ -163,14 +161,14 @@ fn tightest(config: &RunConfig, room: DeviceBudget<'_>) -> RunConfig {
     config.with_choice(&choice)
 }
 
-impl<L: Task> SmallerCandidate<L> {
-    /// Bytes that the whole program takes; where that is more than `limit`, perhaps only a part of it; the most
-    /// there is where it can have none.
-    fn needed_bytes(&self, room: DeviceBudget<'_>, limit: usize) -> Result<usize> {
-        let Self { config, task: task, dataset: dataset } = self;
-        let search = PlanSearch::new(PlanRequest { task: task, config, dataset: dataset }, room);
+impl<T: Task> SmallerCandidate<T> {
+    /// Memory of the whole program; beyond `limit` it may be an underestimate. `usize::MAX` if the offloaded blocks
+    /// do not fit into main memory.
+    fn needed_bytes(&self, budget: DeviceBudget<'_>, limit: usize) -> Result<usize> {
+        let Self { config, task, dataset } = self;
+        let search = PlanSearch::new(PlanRequest { task, config, dataset }, budget);
         match search.least_bytes(config, limit) {
-            // Main memory has no room for the blocks: another limit, which this one cannot say.
+            // Another limit than `limit`.
             Err(TrainerError::TooLarge { .. }) => Ok(usize::MAX),
             needed => needed,
         }

@@ -1,5 +1,4 @@
-//! Plans of the tiny model: never above the limit, never worse with more memory, and what is said
-//! where nothing fits.
+//! Plans of the tiny model: never above the limit, never worse with more memory, and hints where nothing fits.
 
 use std::path::Path;
 
@@ -30,7 +29,7 @@ fn dataset() -> DatasetSummary<Bucket> {
     }
 }
 
-/// Those of a CPU that nobody measured.
+/// Those of a CPU that was not measured.
 fn documented() -> Rates {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/xeon-2-core.toml");
     let machine = Machine::probe(&mut ProbeSource::replay(MachineRecording::load(&path).unwrap()));
@@ -70,8 +69,9 @@ impl TestJob {
         let Self { pipeline, config, dataset, rates } = self;
         let task = &DiffusionTask::new(config, pipeline)?;
         let limit_bytes = arena_bytes + self.host_bytes();
-        let room = DeviceBudget { kind: DeviceKind::cpu(2), limit_bytes, rates, host_bytes: None };
-        choose(PlanRequest { task: task, config, dataset: dataset }, room)
+        let budget =
+            DeviceBudget { kind: DeviceKind::cpu(2), limit_bytes, rates, host_bytes: None };
+        choose(PlanRequest { task, config, dataset }, budget)
     }
 
     /// What the program holds beside the arena.
@@ -86,7 +86,7 @@ impl TestJob {
         let task = &DiffusionTask::new(config, pipeline)?;
         let kind = DeviceKind::Cuda { is_deterministic: true };
         choose(
-            PlanRequest { task: task, config, dataset: dataset },
+            PlanRequest { task, config, dataset },
             DeviceBudget { kind, limit_bytes, rates, host_bytes },
         )
     }
@@ -105,31 +105,28 @@ fn rank(config: &RunConfig, choice: &PlanChoice) -> usize {
 }
 
 #[test]
-fn plenty_of_memory_gives_the_fastest_way_in_full_precision() {
-    let place = TestJob::new(&[]);
-    let plan = place.plan(usize::MAX / 4).unwrap();
-    assert_eq!(
-        plan.choice,
-        PlanChoice { micro_batch: 4, ..PlanChoice::from_config(&place.config) }
-    );
+fn plenty_of_memory_gives_the_fastest_plan_in_full_precision() {
+    let job = TestJob::new(&[]);
+    let plan = job.plan(usize::MAX / 4).unwrap();
+    assert_eq!(plan.choice, PlanChoice { micro_batch: 4, ..PlanChoice::from_config(&job.config) });
     assert!(plan.runner_up().unwrap().secs >= plan.chosen().unwrap().secs);
 }
 
 #[test]
 fn more_memory_is_never_worse_and_the_limit_always_holds() {
-    let place = TestJob::new(&[]);
-    let plenty = place.plenty();
+    let job = TestJob::new(&[]);
+    let plenty = job.plenty();
     let mut before: Option<Plan> = None;
     let mut kinds = Vec::new();
     for limit in (0..=24).map(|n| plenty / 3 + n * plenty / 32) {
-        let Ok(plan) = place.plan(limit) else {
+        let Ok(plan) = job.plan(limit) else {
             assert!(before.is_none(), "{limit} bytes do not fit, and less did");
             continue;
         };
         assert!(plan.peak_bytes() <= limit, "{} of {limit}", plan.peak_bytes());
-        assert_eq!(plan, place.plan(limit).unwrap(), "not the same twice");
+        assert_eq!(plan, job.plan(limit).unwrap(), "not the same twice");
         if let Some(before) = &before {
-            let [was, is] = [before, &plan].map(|plan| rank(&place.config, &plan.choice));
+            let [was, is] = [before, &plan].map(|plan| rank(&job.config, &plan.choice));
             assert!(is <= was, "less precise with more memory: {}", plan.choice);
             assert!(is < was || plan.step_secs <= before.step_secs, "slower: {}", plan.choice);
         }
@@ -137,32 +134,32 @@ fn more_memory_is_never_worse_and_the_limit_always_holds() {
         before = Some(plan);
     }
     kinds.dedup();
-    assert!(kinds.len() >= 4, "few ways were needed: {kinds:?}");
+    assert!(kinds.len() >= 4, "few plans were needed: {kinds:?}");
 }
 
 #[test]
 fn an_exact_limit_is_enough_and_one_byte_less_is_another_plan() {
-    let place = TestJob::new(&[]);
-    let roomy = place.plan(usize::MAX / 4).unwrap();
-    let exact = place.plan(roomy.peak_bytes()).unwrap();
+    let job = TestJob::new(&[]);
+    let roomy = job.plan(usize::MAX / 4).unwrap();
+    let exact = job.plan(roomy.peak_bytes()).unwrap();
     assert_eq!(exact.choice, roomy.choice);
-    let tighter = place.plan(roomy.peak_bytes() - 1).unwrap();
+    let tighter = job.plan(roomy.peak_bytes() - 1).unwrap();
     assert_ne!(tighter.choice, roomy.choice);
 }
 
 #[test]
-fn what_does_not_fit_says_what_is_missing_and_what_would_help() {
+fn a_job_that_does_not_fit_names_a_change_that_would() {
     let typed = ["train.micro_batch=4", "train.recompute=none", "base.quantise=none"];
-    let place = TestJob::new(&typed);
-    let plenty = place.plenty();
-    let error = place.plan(plenty * 9 / 10).unwrap_err();
+    let job = TestJob::new(&typed);
+    let plenty = job.plenty();
+    let error = job.plan(plenty * 9 / 10).unwrap_err();
     let TrainerError::TooLarge { phase, needed, limit, remedy: Some(remedy) } = &error else {
         panic!("{error}")
     };
     assert_eq!((phase.as_str(), *needed > *limit), ("train 96x64", true), "{error}");
     assert_eq!((remedy.change.as_str(), remedy.fits), ("train.micro_batch = 1", true), "{error}");
-    let said = error.hint();
-    assert!(said.starts_with("train.micro_batch = 1 needs ") && said.ends_with("iB"), "{said}");
+    let hint = error.hint();
+    assert!(hint.starts_with("train.micro_batch = 1 needs ") && hint.ends_with("iB"), "{hint}");
 }
 
 /// The job with what a hint says.
@@ -173,8 +170,8 @@ fn with(settings: &[&str], change: &str) -> TestJob {
     TestJob::new(&settings.iter().copied().chain(changes).collect::<Vec<_>>())
 }
 
-/// Hints are kept: what they name fits; where nothing does, what they say is enough, and not much too much: of tensors
-/// as small as these some formats take more than a better one.
+/// The change that a hint names fits; where nothing fits, the memory it names is enough, and not much too much:
+/// for tensors as small as these some formats take more than a better one.
 #[test]
 fn a_hint_is_true_at_any_limit() {
     let shown = ["sample.prompts=[\"a fox\"]", "sample.size=96"];
@@ -183,10 +180,10 @@ fn a_hint_is_true_at_any_limit() {
     let full = ["adapter.kind=full", "train.recompute=none"];
     let (mut n_fit, mut n_not) = (0, 0);
     for settings in [&shown[..], &typed, &wide, &full] {
-        let place = TestJob::new(settings);
-        let plenty = place.plenty();
+        let job = TestJob::new(settings);
+        let plenty = job.plenty();
         for limit in (1..20).step_by(3).map(|n| plenty * n / 20) {
-            let Err(error) = place.plan(limit) else { continue };
+            let Err(error) = job.plan(limit) else { continue };
             let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else {
                 panic!("{settings:?} {limit}: {error}")
             };
@@ -209,68 +206,68 @@ fn a_hint_is_true_at_any_limit() {
 }
 
 #[test]
-fn what_was_typed_is_kept_at_any_limit() {
-    let place = TestJob::new(&["train.recompute=alternate", "base.quantise=int8"]);
-    let plenty = place.plenty();
+fn keys_that_were_set_stay_at_any_limit() {
+    let job = TestJob::new(&["train.recompute=alternate", "base.quantise=int8"]);
+    let plenty = job.plenty();
     for limit in [plenty, plenty - 1, plenty * 8 / 10] {
-        let Ok(plan) = place.plan(limit) else { continue };
+        let Ok(plan) = job.plan(limit) else { continue };
         assert_eq!(plan.choice.settings()[1].1, "alternate");
         assert_eq!(plan.choice.settings()[3].1, "int8");
     }
 }
 
-/// Of four blocks, so that not all of them are on the device at once.
+/// A model of four blocks, so that not all of them are on the device at once.
 fn of_blocks(settings: &[&str]) -> TestJob {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
     TestJob::of(&demo, &[&["train.batch_size=1"], settings].concat())
 }
 
-/// The least that a GPU needs for a job, if blocks may not stream.
+/// The least that a GPU needs for a job without offloading.
 fn least_without(settings: &[&str]) -> usize {
-    let tight = ["machine.offload=none", "train.recompute=block", "base.quantise=none"];
-    let tight = of_blocks(&[&tight[..], settings].concat());
-    tight.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
+    let smallest = ["machine.offload=none", "train.recompute=block", "base.quantise=none"];
+    let smallest = of_blocks(&[&smallest[..], settings].concat());
+    smallest.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
 }
 
 /// The same with a link of so many bytes a second.
 fn over(link: f64, settings: &[&str]) -> TestJob {
-    let mut place = of_blocks(settings);
+    let mut job = of_blocks(settings);
     let points = [1.0, 1e12].map(|bytes| (bytes, bytes / link));
-    place.rates.curves.insert(rates::LINK.into(), RateCurve::through(CallSizeUnit::Bytes, points));
-    place
+    job.rates.curves.insert(rates::LINK.into(), RateCurve::through(CallSizeUnit::Bytes, points));
+    job
 }
 
 #[test]
-fn blocks_stream_before_they_lose_precision_and_where_that_is_faster() {
+fn blocks_are_offloaded_before_precision_is_lost_and_where_that_is_faster() {
     let (typed, host) = (["optimizer.kind=adamw"], Some(usize::MAX / 4));
-    let (place, least) = (over(1e5, &typed), least_without(&typed));
-    let roomy = place.plan_on_gpu(least, host).unwrap();
+    let (job, least) = (over(1e5, &typed), least_without(&typed));
+    let roomy = job.plan_on_gpu(least, host).unwrap();
     assert_eq!((roomy.choice.offload, roomy.offloaded_bytes), (Offload::None, 0));
     assert_eq!(roomy.choice.recompute, Recompute::Block);
     let faster = over(1e12, &typed).plan_on_gpu(least, host).unwrap();
     assert_eq!(faster.choice.offload, Offload::Blocks);
     assert!(1.1 * faster.step_secs < roomy.step_secs, "{faster:?} {roomy:?}");
-    // Where nothing is recomputed, there is nothing to gain.
+    // Without gradient checkpointing there is nothing to gain.
     let much = over(1e12, &typed).plan_on_gpu(usize::MAX / 4, host).unwrap();
     assert_eq!(much.choice.offload, Offload::None);
-    let tight = place.plan_on_gpu(least - 1, host).unwrap();
+    let tight = job.plan_on_gpu(least - 1, host).unwrap();
     assert_eq!((tight.choice.offload, tight.choice.quantise), (Offload::Blocks, None));
     assert!(tight.offloaded_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
     assert_eq!(tight.host_bytes, 0);
     // What does not fit into main memory either loses precision.
     for host in [None, Some(tight.offloaded_bytes - 1)] {
-        let lossy = place.plan_on_gpu(least - 1, host).unwrap();
+        let lossy = job.plan_on_gpu(least - 1, host).unwrap();
         assert!(lossy.choice.quantise.is_some(), "{}", lossy.choice);
     }
-    let exact = place.plan_on_gpu(least - 1, Some(tight.offloaded_bytes)).unwrap();
+    let exact = job.plan_on_gpu(least - 1, Some(tight.offloaded_bytes)).unwrap();
     assert_eq!(exact.choice, tight.choice);
 }
 
 #[test]
-fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
+fn a_key_that_keeps_blocks_on_the_gpu_is_named() {
     let typed = ["machine.offload=none", "base.quantise=none", "optimizer.kind=adamw"];
-    let (place, least) = (of_blocks(&typed), least_without(&["optimizer.kind=adamw"]));
-    let error = place.plan_on_gpu(least - 1, Some(usize::MAX / 4)).unwrap_err();
+    let (job, least) = (of_blocks(&typed), least_without(&["optimizer.kind=adamw"]));
+    let error = job.plan_on_gpu(least - 1, Some(usize::MAX / 4)).unwrap_err();
     let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
     assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.offload = \"blocks\"", true));
     let error = of_blocks(&["machine.offload=blocks"]).plan_on_gpu(usize::MAX / 4, Some(1000));
@@ -283,31 +280,31 @@ fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
 }
 
 #[test]
-fn on_the_cpu_they_are_a_part_of_what_the_program_holds() {
+fn on_the_cpu_offloaded_blocks_are_host_memory() {
     let typed = ["train.recompute=none", "base.quantise=none", "optimizer.kind=adamw"];
-    let [plain, streamed] = ["none", "blocks"].map(|stream| {
-        let stream = format!("machine.offload={stream}");
-        of_blocks(&[&typed[..], &[&stream]].concat()).plan(usize::MAX / 4).unwrap()
+    let [plain, offloaded] = ["none", "blocks"].map(|offload| {
+        let offload = format!("machine.offload={offload}");
+        of_blocks(&[&typed[..], &[&offload]].concat()).plan(usize::MAX / 4).unwrap()
     });
-    assert_eq!(streamed.host_bytes, plain.host_bytes + streamed.offloaded_bytes);
-    assert!(streamed.peak_bytes() < plain.peak_bytes());
-    // One memory holds all blocks, and two of them once more.
+    assert_eq!(offloaded.host_bytes, plain.host_bytes + offloaded.offloaded_bytes);
+    assert!(offloaded.peak_bytes() < plain.peak_bytes());
+    // The same memory holds all blocks, and two of them twice.
     let both = |plan: &Plan| plan.peak_bytes() + plan.host_bytes;
-    assert!(both(&streamed) > both(&plain));
+    assert!(both(&offloaded) > both(&plain));
 }
 
-/// A block waits only for what its own work does not hide.
+/// A step waits only for the part of a copy that computation does not hide.
 #[test]
 fn a_slow_link_makes_a_step_longer_and_a_fast_one_does_not() {
     let plan = |link| {
-        let place = over(link, &["machine.offload=blocks", "train.recompute=none"]);
-        place.plan_on_gpu(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
+        let job = over(link, &["machine.offload=blocks", "train.recompute=none"]);
+        job.plan_on_gpu(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
     };
     let [fast, slow] = [1e15, 1e6].map(plan);
     let plain = of_blocks(&["machine.offload=none", "train.recompute=none"]);
     let plain = plain.plan_on_gpu(usize::MAX / 4, None).unwrap();
     assert!((fast.step_secs / plain.step_secs - 1.0).abs() < 1e-3, "{fast:?} {plain:?}");
-    // There and back, all but the two blocks that are there already.
+    // Forward and backward, all but the two blocks that are on the device already.
     let waits = 2.0 * (slow.offloaded_bytes / 2) as f64 / 1e6;
     assert!((slow.step_secs / waits - 1.0).abs() < 0.2, "{} {waits}", slow.step_secs);
 }

@@ -1,7 +1,7 @@
-//! How long a job takes: what each of its parts takes, how often that comes, and how sure it is.
+//! How long a job takes: the time of each part, how often it comes, and how sure that is.
 //!
-//! Left out on purpose: what the host does beside the kernels (decoding images, making tokens of texts, the loop
-//! itself), which counts only where kernels take no time; and rest, which the governor decides.
+//! Left out on purpose: host work beside the kernels (decoding images, tokenising texts, the loop itself), which
+//! is small; and rest, which the governor decides.
 
 use super::DatasetSummary;
 use super::rates::Rates;
@@ -31,12 +31,12 @@ pub(super) fn save_secs(bytes: usize) -> f64 {
     FLUSHING_SECS + bytes as f64 / BYTES_PER_SECOND
 }
 
-/// What times at these rates rest on.
+/// What times at these rates are based on.
 pub(super) fn basis(rates: &Rates) -> TimeBasis {
     if rates.is_measured { TimeBasis::Measured } else { TimeBasis::Published }
 }
 
-/// Optimizer steps of a job; nothing where epochs are asked for and nobody counted the samples.
+/// Optimizer steps of a job; none where epochs are set and the samples are not counted.
 pub(super) fn n_steps<S>(config: &RunConfig, dataset: &DatasetSummary<S>) -> Option<u64> {
     let is_known = !dataset.is_nominal || matches!(config.train.length, TrainLength::Steps(_));
     let batches = dataset.train.values().map(|shown| shown.div_ceil(config.train.batch_size));
@@ -65,9 +65,9 @@ mod tests {
     fn what_comes_every_so_many_steps_is_counted_as_the_loop_does() {
         for (every, steps) in (1..7).flat_map(|every| (1..20).map(move |steps| (every, steps))) {
             let is_due = |step: &u64| step.is_multiple_of(every) || *step == steps;
-            let looks = (0..=steps).filter(is_due).count() as u64;
-            assert_eq!(n_evaluations(Switch::On(every), steps), looks, "{every} {steps}");
-            assert_eq!(n_saves(Switch::On(every), steps), looks - 1, "{every} {steps}");
+            let n_due = (0..=steps).filter(is_due).count() as u64;
+            assert_eq!(n_evaluations(Switch::On(every), steps), n_due, "{every} {steps}");
+            assert_eq!(n_saves(Switch::On(every), steps), n_due - 1, "{every} {steps}");
         }
         assert_eq!((n_evaluations(Switch::Off, 9), n_saves(Switch::Off, 9)), (2, 1));
     }

@@ -1,12 +1,11 @@
-//! Phases below each other, each as long as the memory it takes: what was planned, and within it what
-//! was measured.
+//! Bars of the memory of phases: planned, and within it measured.
 
 use std::fmt::Write;
 
 use super::format::{escaped, fine_bytes};
 
-/// How far above everything else a limit may lie and still be where a scale ends. Chosen: beyond, all
-/// that matters would be squeezed into a quarter.
+/// A limit up to so many times the largest bar ends the scale. Chosen: beyond, all bars would be squeezed into a
+/// quarter.
 const LIMIT_SHOWN: usize = 4;
 
 /// A phase and its memory.
@@ -16,11 +15,11 @@ pub struct MemoryBar {
     pub name: String,
     /// What was planned for it.
     pub planned_bytes: usize,
-    /// What it took, if it came to it.
+    /// What was measured, if the phase ran.
     pub taken_bytes: Option<usize>,
 }
 
-/// A card of all bars, with a line that says how to read them.
+/// All bars, with a legend.
 pub fn bars(bars: &[MemoryBar], limit_bytes: usize) -> String {
     let largest = bars.iter().map(|bar| bar.planned_bytes.max(bar.taken_bytes.unwrap_or(0)));
     let largest = largest.max().unwrap_or(0);
@@ -34,7 +33,7 @@ pub fn bars(bars: &[MemoryBar], limit_bytes: usize) -> String {
     let scale = if is_limit_shown {
         format!("a full bar is the limit, {limit}")
     } else {
-        format!("a full bar is the largest phase; the limit, {limit}, lies far beyond")
+        format!("a full bar is the largest phase; the limit is {limit}")
     };
     out.push_str("<p class=\"note\"><span class=\"key c3\">planned</span> ");
     if bars.iter().any(|bar| bar.taken_bytes.is_some()) {
@@ -43,7 +42,7 @@ pub fn bars(bars: &[MemoryBar], limit_bytes: usize) -> String {
     out + &format!("– peaks of each phase; {scale}.</p></div>\n")
 }
 
-/// Whether a limit is near enough to what is shown to be shown with it.
+/// Whether a limit is near enough to be shown.
 pub fn shows_limit(largest_bytes: usize, limit_bytes: usize) -> bool {
     limit_bytes <= largest_bytes.saturating_mul(LIMIT_SHOWN)
 }
@@ -92,6 +91,6 @@ mod tests {
         }
         let far = bars(&[train, draw], 80 << 30);
         assert!(far.contains("--planned:100.0%;--taken:50.0%"), "{far}");
-        assert!(far.contains("the limit, 80.0 GiB, lies far beyond"), "{far}");
+        assert!(far.contains("the limit is 80.0 GiB"), "{far}");
     }
 }

@@ -1,14 +1,14 @@
-//! A page that opens in any browser from the disk: its style is inside, and it asks for nothing else.
+//! An HTML page without external files: its style is inside.
 
 use super::format::escaped;
 
 /// Colours of pages and of images that stand alone, by light and dark.
 pub const COLOURS: &str = include_str!("colours.css");
 
-/// How the title of every page ends, by which hearth knows its own.
+/// The end of every page's title, which marks it as written by hearth.
 pub const MARK: &str = " – hearth</title>";
 
-/// A whole page under a title; one that `refreshes` is read again by the browser after so many seconds.
+/// A whole page; with `refreshes`, the browser reloads it after so many seconds.
 pub fn document(title: &str, refreshes: Option<u64>, body: &str) -> String {
     let title = escaped(title);
     let refresh = |secs| format!("<meta http-equiv=\"refresh\" content=\"{secs}\">");

@@ -1,5 +1,4 @@
-//! The images that were drawn while training, small enough to be part of the page. Each is a link
-//! to its file, for whoever wants to see it whole.
+//! Sample images, small enough to be embedded in the page. Each links to its file.
 
 use std::fs;
 use std::io::Cursor;
@@ -13,7 +12,7 @@ use crate::event::history::SampleImage;
 /// Files up to this go into the page as they are. Chosen: a small model's images stay exact, two
 /// hundred of 1024 pixels do not make a page of 300 MB.
 const EXACT_BYTES: usize = 128 << 10;
-/// Larger ones are scaled down to this side and pressed to this quality.
+/// Larger ones are scaled down to this side and stored as JPEG of this quality.
 const SIDE: u32 = 512;
 const QUALITY: u8 = 85;
 /// Images in the page; of more, steps are left out evenly. Chosen: about 10 MB of page.
@@ -65,9 +64,9 @@ fn chosen(samples: &[SampleImage]) -> Vec<&SampleImage> {
 
 /// An image as a `data:` address, or why there is none.
 fn data(run_folder: &Path, path: &Path) -> Result<String, String> {
-    // A history from a stranger must not bring other files of this computer into a page.
+    // An untrusted history must not embed other files of this computer.
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
-        return Err("lies outside of the run's folder".into());
+        return Err("is outside the run's folder".into());
     }
     let bytes =
         fs::read(run_folder.join(path)).map_err(|error| format!("cannot be read: {error}"))?;
@@ -114,7 +113,7 @@ mod tests {
     #[test]
     fn large_images_become_small_ones_and_strange_paths_none() {
         let folder = tempfile::tempdir().unwrap();
-        // Noise, which no format presses.
+        // Noise, which no format compresses.
         let image = image::RgbImage::from_fn(700, 350, |x, y| {
             let noise = (x * 7919 + y * 104_729).wrapping_mul(2_654_435_761) >> 8;
             image::Rgb(noise.to_le_bytes()[..3].try_into().unwrap())

@@ -1,5 +1,5 @@
-//! `report.html` of a run that still goes on, rewritten now and then on a thread of its own: a step never
-//! waits for it. It is made of the folder like the last one, so nothing is kept in memory for it.
+//! `report.html` during a run, rewritten now and then by a thread of its own: a step never waits for it. It is made
+//! from the folder, as the last one, so it keeps nothing in memory.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use super::write;
 use crate::event::Event;
 
-/// Seconds between two reports, and between two looks of a browser. Chosen: as often as somebody who
-/// watches looks again.
+/// Seconds between two reports, and between two refreshes of a browser. Chosen.
 pub const EVERY_SECS: u64 = 10;
-/// How much longer than the work for a report the time to the next one is, at least. Chosen: a run with
-/// hundreds of large samples spends no more than two in a hundred seconds of one core on it.
+/// The time to the next report is at least so many times that of writing one. Chosen: with hundreds of large
+/// samples it takes no more than 2 % of one core.
 const IDLE_FACTOR: u32 = 49;
 
 /// Rewrites the report of a run until it is dropped.
@@ -25,11 +24,11 @@ pub struct LiveReport {
 impl LiveReport {
     /// Of the run in a folder.
     pub fn begin(run_folder: PathBuf) -> Self {
-        // One that waits is enough: what a report shows is read when it is made.
-        let (wake, woken) = sync_channel(1);
+        // One pending request is enough: a report reads the folder when it is made.
+        let (wake, requests) = sync_channel(1);
         let begun = thread::Builder::new().name("report".into());
-        // Where there is no thread for it, there is a report at the end.
-        let thread = begun.spawn(move || rewrite(&run_folder, &woken)).ok();
+        // Without a thread there is still the report at the end.
+        let thread = begun.spawn(move || rewrite(&run_folder, &requests)).ok();
         Self { wake: Some(wake), thread }
     }
 
@@ -59,14 +58,14 @@ impl Drop for LiveReport {
     }
 }
 
-fn rewrite(run_folder: &std::path::Path, woken: &Receiver<()>) {
+fn rewrite(run_folder: &std::path::Path, requests: &Receiver<()>) {
     let mut next = Instant::now();
-    while woken.recv().is_ok() {
+    while requests.recv().is_ok() {
         let begun = Instant::now();
         if begun < next {
             continue;
         }
-        // What cannot be written now is said when the last one is.
+        // Errors are reported when the last one is written.
         _ = write(run_folder);
         next =
             Instant::now() + (begun.elapsed() * IDLE_FACTOR).max(Duration::from_secs(EVERY_SECS));

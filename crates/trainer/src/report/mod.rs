@@ -1,12 +1,12 @@
-//! What a run has to show: one page that opens in any browser, from the disk, without a network. Made of the
-//! run's folder alone, so it can be made again at any time: `live.rs` does so while the run goes on. Judges
-//! nothing: what is wrong was said by the loop, or can be counted, and `event::state` says where a run stands.
+//! The HTML report of a run: one page that opens in any browser, without a network. Made from the run's folder
+//! alone, so it can be made again at any time: `live.rs` does so during the run. It judges nothing: warnings come
+//! from the loop, and `event::state` has the run's state.
 //!
 //! ```text
 //! OUT/
-//!   events.jsonl   ──▶ History ──▶ Figures ─┐
-//!   samples/*.png  ─────────────────────────┼──▶ report.html
-//!   config.toml    ─────────────────────────┘
+//!   events.jsonl   ──▶ History ──▶ RunFigures ─┐
+//!   samples/*.png  ────────────────────────────┼──▶ report.html
+//!   config.toml    ────────────────────────────┘
 //! ```
 
 pub(crate) mod bars;
@@ -38,7 +38,7 @@ pub fn write(run_folder: &Path) -> Result<PathBuf> {
     let history = History::open(run_folder)?;
     let settings = optional(&run_folder.join("config.toml"))?;
     let figures = RunFigures::of(&history).expect("an open history has a beginning");
-    let state = history.state(is_held).expect("what has begun stands somewhere");
+    let state = history.state(is_held).expect("a run that has begun has a state");
     let gallery = gallery::gallery(run_folder, &history.samples);
     let sources =
         ReportSources { state: &state, history: &history, figures: &figures, gallery: &gallery };
@@ -48,7 +48,7 @@ pub fn write(run_folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes a text that appears under its name only when it is whole.
+/// Writes a text file atomically.
 pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(text.as_bytes()).map_err(|source| WeightsError::io("write", path, source))?;
@@ -56,13 +56,13 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The folder's own name, also if it was given as `.`.
+/// The folder's name, also if it was given as `.`.
 fn title(run_folder: &Path) -> String {
     let whole = run_folder.canonicalize().unwrap_or_else(|_| run_folder.into());
     whole.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The text of a file that need not be there.
+/// The text of an optional file.
 fn optional(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

@@ -1,6 +1,5 @@
-//! The page: sections from top to bottom, each a function from what happened to HTML. A section
-//! that has nothing to show is not there. All that comes from files goes through
-//! [`escaped`].
+//! The page: sections from top to bottom, each a function from the history to HTML. Empty sections are left out.
+//! All text from files goes through [`escaped`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +16,7 @@ use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{EndReason, MachineSnapshot, PlannedPhase, RunFailure, RunStart, RunState};
 use machine::telemetry::ProcessMemory;
 
-/// What a page is made of.
+/// The data of a page.
 pub struct ReportSources<'a> {
     pub state: &'a RunState,
     pub history: &'a History,
@@ -45,24 +44,24 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
     document(title, refreshes, &sections.concat())
 }
 
-/// What was trained, where, and how it ended.
+/// The state of the run, its base and device.
 fn headline(state: &RunState, history: &History) -> String {
     let (colour, words) = match state {
         RunState::Running { .. } => ("good", "running"),
         RunState::Ended(EndReason::Finished) => ("good", "finished"),
         RunState::Ended(EndReason::Plateau) => {
-            ("good", "ended early: the loss on what is held out stopped falling")
+            ("good", "ended early: the validation loss stopped falling")
         }
         RunState::Ended(EndReason::Interrupted) => {
-            ("warn", "interrupted; it can go on from its last checkpoint")
+            ("warn", "interrupted; it can be resumed from its last checkpoint")
         }
-        RunState::Ended(EndReason::Unhealthy) => ("bad", "stopped: it was not learning"),
-        RunState::Ended(EndReason::Diverged) => {
-            ("bad", "diverged: what came of it was not exported")
+        RunState::Ended(EndReason::Unhealthy) => {
+            ("bad", "stopped: losses or gradients were not finite")
         }
+        RunState::Ended(EndReason::Diverged) => ("bad", "diverged: the result was not exported"),
         RunState::Failed(_) => ("bad", "failed"),
         RunState::Killed { .. } => {
-            ("bad", "killed; it can go on from its last checkpoint, if it has one")
+            ("bad", "killed; it can be resumed from its last checkpoint, if it has one")
         }
     };
     let mut out = format!("<p class=\"state {colour}\">{words}</p>\n");
@@ -81,7 +80,7 @@ fn headline(state: &RunState, history: &History) -> String {
         let begin = &last.begin;
         _ = writeln!(
             out,
-            "<p class=\"faint\">{} · {} · {} · {} per step · begun {}</p>",
+            "<p class=\"faint\">{} · {} · {} · {} per step · started {}</p>",
             escaped(&begin.base),
             plural(begin.layers, "layer"),
             escaped(&begin.engine),
@@ -138,10 +137,10 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Warnings that are shown. Chosen: nobody reads more, and a loop may warn at every step.
+/// Warnings that are shown. Chosen: the loop may warn at every step.
 const WARNINGS: usize = 30;
 
-/// What the loop said, and what can be counted.
+/// Warnings of the loop, and counts of skipped steps.
 fn findings(history: &History, gallery: &Gallery) -> String {
     let warnings = history.warnings.iter().take(WARNINGS);
     let mut items: Vec<String> =
@@ -161,24 +160,22 @@ fn findings(history: &History, gallery: &Gallery) -> String {
             0 => String::new(),
             steps => format!("; steps lost: {steps}"),
         };
-        items.push(format!("the run {cause} at step {reached} and went on from step {from}{lost}"));
+        items.push(format!("the run {cause} at step {reached} and resumed from step {from}{lost}"));
     }
     let skipped = history.steps.iter().filter(|step| step.is_skipped).count();
     if skipped > 0 {
-        items.push(format!(
-            "steps that changed nothing, since a gradient was not finite: {skipped}"
-        ));
+        items.push(format!("steps skipped because a gradient was not finite: {skipped}"));
     }
-    let odd = history.steps.iter().filter(|step| !step.loss.is_finite()).count();
-    if odd > 0 {
-        items.push(format!("steps whose loss was not finite: {odd}"));
+    let n_not_finite = history.steps.iter().filter(|step| !step.loss.is_finite()).count();
+    if n_not_finite > 0 {
+        items.push(format!("steps whose loss was not finite: {n_not_finite}"));
     }
     items.extend(gallery.problems.iter().map(|problem| escaped(problem)));
     if items.is_empty() {
         return String::new();
     }
     let list = items.join("</li><li>");
-    format!("<h2>To look at</h2>\n<ul><li>{list}</li></ul>\n")
+    format!("<h2>Warnings</h2>\n<ul><li>{list}</li></ul>\n")
 }
 
 fn curves(history: &History, figures: &RunFigures) -> String {
@@ -228,14 +225,14 @@ fn curves(history: &History, figures: &RunFigures) -> String {
         return String::new();
     }
     let loss = if loss.is_empty() {
-        "<p class=\"note\">No step had a finite loss, so there is no curve of it.</p>".into()
+        "<p class=\"note\">No step had a finite loss, so there is no curve.</p>".into()
     } else {
         loss
     };
     format!("<h2>Training</h2>\n{loss}\n<div class=\"plots\">{small}</div>\n")
 }
 
-/// Every phase as planned and as measured, and the steps beside both.
+/// Memory of every phase, planned and measured, and of every step.
 fn memory(history: &History, figures: &RunFigures) -> String {
     let Some(last) = history.parts.last().filter(|part| !part.begin.phases.is_empty()) else {
         return String::new();
@@ -265,7 +262,7 @@ fn bar(taken: &PhasePeak) -> MemoryBar {
     }
 }
 
-/// What each step took, below what was planned for the largest, and below the limit if that is near.
+/// Memory of each step, with the plan's, and the limit if that is near.
 fn memory_of_steps(history: &History, begin: &RunStart) -> String {
     let most = history.steps.iter().map(|step| step.peak_bytes).chain(begin.step_bytes()).max();
     let most = most.unwrap_or(0);
@@ -288,10 +285,10 @@ fn memory_of_steps(history: &History, begin: &RunStart) -> String {
 /// Bytes of a gibibyte.
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// A run that is shown over seconds.
+/// Runs shorter than this are shown over seconds.
 const SHORT_MINUTES: f64 = 4.0;
 
-/// How the machine felt over time, and what was decided on it.
+/// Telemetry over time, and the governor's decisions.
 fn machine(history: &History) -> String {
     // Two points make a curve.
     let [(first, _), .., (last, _)] = &history.snapshots[..] else { return String::new() };
@@ -311,24 +308,29 @@ fn machine(history: &History) -> String {
         over(
             "Temperature, °C",
             &[
-                PlotSeries::new("where it protects itself", 3, SeriesStyle::Band, of(limit)),
+                PlotSeries::new("throttling", 3, SeriesStyle::Band, of(limit)),
                 PlotSeries::new("hottest sensor", 2, SeriesStyle::Line, of(celsius)),
             ],
         ),
         over(
             "Pace, %",
-            &[PlotSeries::new("of full", 1, SeriesStyle::Line, of(|felt| Some(100.0 * felt.duty)))],
+            &[PlotSeries::new(
+                "duty cycle",
+                1,
+                SeriesStyle::Line,
+                of(|felt| Some(100.0 * felt.duty)),
+            )],
         ),
         over(
             "Memory of the whole program, GiB",
             &[
                 PlotSeries::new(
-                    "its share",
+                    "available to it",
                     3,
                     SeriesStyle::Band,
                     share(|of| of.held as f64 + of.left as f64),
                 ),
-                PlotSeries::new("held", 2, SeriesStyle::Line, share(|of| of.held as f64)),
+                PlotSeries::new("used", 2, SeriesStyle::Line, share(|of| of.held as f64)),
             ],
         ),
         over(
@@ -381,7 +383,7 @@ fn images(gallery: &Gallery) -> String {
     if gallery.n_left_out > 0 {
         _ = writeln!(
             out,
-            "<p class=\"note\">{} further images lie in samples/.</p>",
+            "<p class=\"note\">{} more images are in samples/.</p>",
             gallery.n_left_out
         );
     }
@@ -392,7 +394,7 @@ fn images(gallery: &Gallery) -> String {
 /// Chosen: as many as one reads.
 const TEXT_STEPS: usize = 12;
 
-/// What was written, from the first look to the last.
+/// Sample texts, from the first step to the last.
 fn texts(history: &History) -> String {
     let mut steps: BTreeMap<u64, String> = BTreeMap::new();
     for SampleText { step, prompt, text, seed } in &history.texts {
@@ -418,7 +420,7 @@ fn texts(history: &History) -> String {
     if left_out > 0 {
         _ = writeln!(
             out,
-            "<p class=\"note\">Those of {left_out} further steps are in events.jsonl.</p>"
+            "<p class=\"note\">Texts of {left_out} more steps are in events.jsonl.</p>"
         );
     }
     out
@@ -439,8 +441,8 @@ fn exports(history: &History) -> String {
         );
     }
     format!(
-        "<h2>Files</h2>\n<div class=\"card wide\"><table><tr><th>for</th><th>file</th>\
-         <th class=\"number\">layers found again</th></tr>{rows}</table></div>\n"
+        "<h2>Files</h2>\n<div class=\"card wide\"><table><tr><th>format</th><th>file</th>\
+         <th class=\"number\">layers</th></tr>{rows}</table></div>\n"
     )
 }
 

@@ -1,6 +1,5 @@
-//! Curves as SVG inside a page. The drawing is stretched to whatever width there is, lines and dots
-//! keep their thickness, and all text is outside of it: so it can be read on a phone as on a wall.
-//! Without a script: what is under the pointer is told by the titles of invisible strips.
+//! Line plots as SVG inside a page. The SVG is stretched to the page's width; lines and dots keep their thickness,
+//! and all text is outside of it. Without scripts: tooltips are the titles of invisible strips.
 
 use std::fmt::Write;
 
@@ -11,7 +10,7 @@ const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 300.0;
 /// Points of a series that are drawn. Chosen: more than a screen has columns to show them.
 const POINTS: usize = 1500;
-/// Strips that tell what is under the pointer. Chosen: as narrow as a pointer can be held still.
+/// Strips with tooltips. Chosen: as narrow as a pointer can be held still.
 const STRIPS: usize = 120;
 /// Lines across, about.
 const TICKS: f64 = 6.0;
@@ -19,8 +18,8 @@ const TICKS: f64 = 6.0;
 const FEW: usize = 40;
 /// Numbers that are not written out on an axis.
 const HUGE: f64 = 1e7;
-/// Share of the points of a scattered series that decide how high the plot is: the few jumps above
-/// them are drawn at its edge, or nothing else could be seen.
+/// Share of the points of a dotted series that decide the height of the plot: the few outliers above are drawn at
+/// its edge, or nothing else could be seen.
 const SHOWN_SHARE: f64 = 0.99;
 
 /// How a series is drawn.

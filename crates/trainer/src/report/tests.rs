@@ -51,7 +51,7 @@ fn the_later_of_two_parts_counts() {
 }
 
 #[test]
-fn what_lay_beyond_the_place_a_run_went_on_from_is_gone() {
+fn steps_after_the_checkpoint_that_a_run_resumed_from_are_dropped() {
     let cut = |events: String| {
         let lines: Vec<_> = events.lines().collect();
         let again = lines.iter().rposition(|line| line.contains("\"begin\"")).unwrap();
@@ -81,8 +81,8 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
         "a full bar is the limit, 14.0 GiB",
         "Memory of steps, GiB",
         "planned for the largest",
-        "was killed at step 70 and went on from step 60; steps lost: 10",
-        "since a gradient was not finite: 1",
+        "was killed at step 70 and resumed from step 60; steps lost: 10",
+        "steps skipped because a gradient was not finite: 1",
         "steps whose loss was not finite: 1",
         "before training",
         "step 40",
@@ -101,7 +101,7 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
 }
 
 #[test]
-fn a_run_that_goes_on_has_a_report_that_looks_for_a_newer_one() {
+fn the_report_of_a_running_run_refreshes() {
     let folder = run_with(|events| {
         let first: Vec<_> = events.lines().take(12).collect();
         first.join("\n") + "\n"
@@ -111,17 +111,17 @@ fn a_run_that_goes_on_has_a_report_that_looks_for_a_newer_one() {
     let live = LiveReport::begin(folder.path().into());
     live.observe(&Event::Phase { name: "encode".into() });
     live.observe(&Event::Checkpoint { step: 9, path: "checkpoints/step-000009".into() });
-    // Waits for what was begun.
+    // Waits for the report being written.
     drop(live);
     let page = fs::read_to_string(&report).unwrap();
     assert!(page.contains(">running<") && page.contains("http-equiv=\"refresh\""), "{page}");
     drop(lock);
     let page = page_of(folder.path());
-    assert!(page.contains(">killed; it can go on") && !page.contains("refresh"), "{page}");
+    assert!(page.contains(">killed; it can be resumed") && !page.contains("refresh"), "{page}");
 }
 
 #[test]
-fn nothing_new_to_show_is_no_report() {
+fn events_without_figures_write_no_report() {
     let folder = run_with(|events| events);
     let live = LiveReport::begin(folder.path().into());
     live.observe(&Event::Phase { name: "encode".into() });

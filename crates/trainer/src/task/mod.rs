@@ -1,5 +1,12 @@
-//! What a task is: a model with its loss, what it is fed with, and all that lives between two steps. A plan rehearses it on a
-//! device without data, and the loop in `train/` runs it; neither knows which task it is.
+//! A training task: a model and its loss, a data loader, and the state that lives between steps. The plan does a dry run
+//! of it on the meta device, and the loop in `train/` runs it; neither knows which task it is.
+//!
+//! ```text
+//! traits.rs     Task (model and loss) and DataLoader (batches)
+//! session.rs    Session: the model with its parameters, gradients, optimizer and EMA
+//! prefetch.rs   batches read ahead by a thread
+//! seed.rs       seeds, one for each purpose
+//! ```
 
 pub(crate) mod prefetch;
 pub(crate) mod seed;

@@ -1,4 +1,4 @@
-//! Batches read ahead of the step that needs them, by a thread of their own.
+//! Prefetching: a thread reads batches ahead of the step that needs them.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -18,14 +18,14 @@ pub struct Prefetch<B> {
 }
 
 impl<B: Send + 'static> Prefetch<B> {
-    /// Begins with batch number `from`, and reads a few ahead.
+    /// Starts with batch number `from`, and reads a few ahead.
     pub fn begin(from: u64, mut read: impl FnMut(u64) -> Result<B> + Send + 'static) -> Self {
         let (sender, batches) = sync_channel(PREFETCH_BATCHES);
         let thread = thread::spawn(move || {
             for number in from.. {
                 let batch = read(number);
                 let is_last = batch.is_err();
-                // Nobody receives any more, or would go on after an error.
+                // The receiver is gone, or this batch was an error.
                 if sender.send(batch).is_err() || is_last {
                     break;
                 }
@@ -34,7 +34,7 @@ impl<B: Send + 'static> Prefetch<B> {
         Self { batches: Some(batches), thread: Some(thread) }
     }
 
-    /// The next batch, and how long it was waited for. After an error there are no more.
+    /// The next batch, and the time spent waiting for it. After an error there are no more.
     pub fn next_batch(&mut self) -> Result<(B, Duration)> {
         let begun = Instant::now();
         let received = self.batches.as_ref().and_then(|batches| batches.recv().ok());

@@ -1,25 +1,24 @@
-//! Where the random numbers of a run come from. Each is a function of the run's seed, of what it is
-//! for and of the image it is for: nothing is remembered between steps, so a run that goes on
-//! draws what it would have drawn.
+//! Where the random numbers of a run come from. Each is a function of the run's seed, of its purpose and
+//! of the sample: no generator state is kept between steps, so a resumed run draws the same numbers.
 
 use compute::RandomSequence;
 
 /// What numbers are for. Each purpose has a seed of its own, so that no two share numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
-    /// The matrices that adapters begin with.
+    /// The initial matrices of adapters.
     Adapters,
-    /// Which level of noise an image gets.
+    /// The timestep of a sample.
     Timesteps,
-    /// Where in its distribution a latent lies.
+    /// Sampling of latents from the VAE's distribution.
     Latents,
     /// The noise itself.
     Noise,
-    /// What of a layer's input its adapter does not see.
+    /// Dropout on the adapters' inputs.
     Dropout,
     /// The noise of held-out images.
     HeldOut,
-    /// The weights of a model that begins with none.
+    /// The initial weights of a model trained from scratch.
     Weights,
 }
 
@@ -27,8 +26,8 @@ pub enum Purpose {
 pub fn seed(run: u64, purpose: Purpose) -> u64 {
     // Far from the numbers that people choose and that files are counted by.
     const FAMILY: u64 = 0x6865_6172_7468;
-    let stream = RandomSequence::new(run, FAMILY + purpose as u64);
-    u64::from(stream.word(0)) << 32 | u64::from(stream.word(1))
+    let sequence = RandomSequence::new(run, FAMILY + purpose as u64);
+    u64::from(sequence.word(0)) << 32 | u64::from(sequence.word(1))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What is trained and all it needs between steps, on one device. The same functions run on a device
-//! without data, which is how a run knows beforehand what it takes. What the model is, and what its
-//! loss, is the task's to say.
+//! The model in training with all state that lives between steps: parameters, gradients, optimizer, EMA. The
+//! same functions run on the meta device, which is how a plan knows what a run takes. The model and its loss
+//! come from the task.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,11 +31,11 @@ const BACKWARD: &str = "backward";
 const UPDATE: &str = "update";
 
 /// A model in training.
-pub struct Session<'a, L: Task> {
+pub struct Session<'a, T: Task> {
     device: Device,
-    task: &'a L,
+    task: &'a T,
     config: &'a RunConfig,
-    model: L::Model,
+    model: T::Model,
     adapters: Adapters,
     /// In the order of the parameters.
     pub(crate) gradients: Gradients,
@@ -43,17 +43,22 @@ pub struct Session<'a, L: Task> {
     ema: Option<Ema>,
 }
 
-/// Where a micro-batch stands in a run: the number of the batch it is of, and which of its samples the
-/// first is. They decide what dropout leaves out.
-pub type BatchPosition = (u64, usize);
+/// Where a micro-batch stands in a run. It decides the dropout mask.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchPosition {
+    /// The batch, counted over the whole run.
+    pub batch: u64,
+    /// Index in the batch of the micro-batch's first sample.
+    pub first_sample: usize,
+}
 
 /// The norm of all gradients of a step, before they are clipped.
 pub struct GradientNorm {
-    /// Of the gradients as they lie there.
+    /// Of the gradients as accumulated.
     tensor: Tensor,
-    /// How many times what they should be they are.
+    /// Factor on the accumulated gradients.
     scale: f64,
-    /// Of the gradients as they should be.
+    /// Of the true gradients, without that factor.
     pub value: f64,
 }
 
@@ -64,11 +69,11 @@ impl GradientNorm {
     }
 }
 
-/// What came of a training.
+/// The result of a training.
 pub enum TrainedWeights {
-    /// Matrices beside layers, by the layers' names.
+    /// LoRA matrices by layer name.
     Adapter(BTreeMap<String, LoraWeights>),
-    /// The model's own tensors, by name.
+    /// All weights of a full fine-tune, by name.
     Full(BTreeMap<String, Vec<f32>>),
 }
 
@@ -82,18 +87,18 @@ impl TrainedWeights {
                 let named = move |(name, values)| (format!("{module}.{name}"), values);
                 all.into_iter().chain(magnitude).map(named)
             })),
-            Self::Full(own) => {
-                Box::new(own.iter().map(|(name, values)| (name.clone(), &values[..])))
+            Self::Full(weights) => {
+                Box::new(weights.iter().map(|(name, values)| (name.clone(), &values[..])))
             }
         }
     }
 }
 
-impl<'a, L: Task> Session<'a, L> {
+impl<'a, T: Task> Session<'a, T> {
     /// Loads the model and takes all memory that lives as long as the run.
     pub fn new(
         device: &Device,
-        task: &'a L,
+        task: &'a T,
         config: &'a RunConfig,
         tick: BytesDoneFn<'_>,
     ) -> Result<Self> {
@@ -116,60 +121,60 @@ impl<'a, L: Task> Session<'a, L> {
                 Switch::Off => None,
             },
             device: device.clone(),
-            task: task,
+            task,
             config,
             model,
             adapters,
         })
     }
 
-    /// Forward and backward: adds to the gradients `share` of what the micro-batch asks for. Returns its
-    /// loss. `recompute` decides what is recomputed. After an error the gradients are half a
-    /// sum, to be forgotten.
+    /// Forward and backward of a micro-batch: adds `share` times its gradients to the accumulated ones, and
+    /// returns its loss. After an error the gradients are incomplete and must be zeroed.
     pub fn accumulate(
         &mut self,
-        micro_batch: &L::MicroBatch,
-        place: BatchPosition,
+        micro_batch: &T::MicroBatch,
+        position: BatchPosition,
         share: f64,
         recompute: Recompute,
     ) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.forward_backward((micro_batch, place), share, recompute, &mut gradients);
+        let loss = self.forward_backward(micro_batch, position, share, recompute, &mut gradients);
         if loss.is_err() {
-            // The hole that was left. If it is beyond a limit, the next backward asks for it again.
+            // Takes their memory again. If that fails, the next backward pass asks for it.
             _ = gradients.reserve(&self.device, &self.adapters.params);
         }
         self.gradients = gradients;
         loss
     }
 
-    /// Forgets the gradients of a step that is not taken.
+    /// Drops the accumulated gradients.
     pub fn zero_grad(&mut self) {
         self.gradients.reset();
     }
 
     fn forward_backward(
         &self,
-        (micro_batch, (number, first)): (&L::MicroBatch, BatchPosition),
+        micro_batch: &T::MicroBatch,
+        BatchPosition { batch, first_sample }: BatchPosition,
         share: f64,
         recompute: Recompute,
         gradients: &mut Gradients,
     ) -> Result<f64> {
-        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(number);
+        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(batch);
         let params = &self.adapters.params;
         self.device.mark(FORWARD);
-        let tape = Tape::training(&self.device, params, dropout).from_sample(first);
+        let tape = Tape::training(&self.device, params, dropout).from_sample(first_sample);
         let loss = self.loss(&tape, micro_batch, recompute)?;
-        let number = loss.tensor().clone();
+        let loss_value = loss.tensor().clone();
         self.device.mark(BACKWARD);
-        let start = self.device.upload(loss.shape(), &[share as f32])?;
-        tape.backward_from(loss, start, gradients)?;
-        // Read last, so that a GPU has work while the host asks for more.
-        scalar(&number)
+        let seed_gradient = self.device.upload(loss.shape(), &[share as f32])?;
+        tape.backward_from(loss, seed_gradient, gradients)?;
+        // Read last: it waits for the GPU.
+        scalar(&loss_value)
     }
 
-    /// The loss alone.
-    pub fn eval_loss(&self, micro_batch: &L::MicroBatch) -> Result<f64> {
+    /// Forward only.
+    pub fn eval_loss(&self, micro_batch: &T::MicroBatch) -> Result<f64> {
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
         scalar(self.loss(&tape, micro_batch, Recompute::None)?.tensor())
     }
@@ -177,13 +182,13 @@ impl<'a, L: Task> Session<'a, L> {
     fn loss<'m>(
         &'m self,
         tape: &Tape<'m>,
-        of: &L::MicroBatch,
+        micro_batch: &T::MicroBatch,
         recompute: Recompute,
     ) -> Result<Var> {
-        self.task.loss(&self.model, tape, of, (self.config.base.dtype, recompute))
+        self.task.loss(&self.model, tape, micro_batch, self.config.base.dtype, recompute)
     }
 
-    /// The norm of the gradients, which are `scale` times what they should be.
+    /// The norm of the gradients, which are `scale` times the true ones.
     pub fn gradient_norm(&self, scale: f64) -> Result<GradientNorm> {
         self.device.mark(UPDATE);
         let n_params = self.adapters.params.values().len();
@@ -192,15 +197,15 @@ impl<'a, L: Task> Session<'a, L> {
         Ok(GradientNorm { tensor, scale, value })
     }
 
-    /// Makes a step of the gradients, after so many that were applied, and forgets them; without changing
-    /// anything if they are not finite. All or nothing: memory is taken before any change.
+    /// Takes an optimizer step, after `applied` earlier ones, and zeroes the gradients. Changes nothing if they
+    /// are not finite. All or nothing: memory is taken before any change.
     pub fn apply(&mut self, norm: &GradientNorm, rate: f64, applied: u64) -> Result<()> {
         let max = match self.config.train.max_grad_norm {
             Switch::On(norm) => norm as f32,
             Switch::Off => f32::INFINITY,
         };
         let settings = &self.config.optimizer;
-        let how = AdamW {
+        let adamw = AdamW {
             learning_rate: rate as f32,
             betas: (settings.betas[0] as f32, settings.betas[1] as f32),
             epsilon: settings.epsilon as f32,
@@ -209,48 +214,48 @@ impl<'a, L: Task> Session<'a, L> {
             scale: (1.0 / norm.scale) as f32,
         };
         let clip = GradClip { norm: norm.tensor.clone(), max_norm: max };
-        self.optimizer.step(&mut self.adapters.params, &self.gradients, how, &clip)?;
+        self.optimizer.step(&mut self.adapters.params, &self.gradients, adamw, &clip)?;
         self.gradients.reset();
-        if let Some(average) = self.ema.as_mut().filter(|_| norm.is_finite()) {
-            average.update(&self.adapters.params, applied + 1)?;
+        if let Some(ema) = self.ema.as_mut().filter(|_| norm.is_finite()) {
+            ema.update(&self.adapters.params, applied + 1)?;
         }
         Ok(())
     }
 
-    /// Both, where nobody else has a part in the step.
+    /// [`Self::gradient_norm`] and [`Self::apply`] in one.
     pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<()> {
         let norm = self.gradient_norm(scale)?;
         self.apply(&norm, rate, applied)
     }
 
-    /// Lets `work` see the EMA, if there are any, in the parameters' place.
-    pub fn with_ema<T>(&mut self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        let Some(mut average) = self.ema.take() else { return work(self) };
-        average.swap(&mut self.adapters.params)?;
+    /// Runs `work` with the EMA, if there is one, in place of the parameters.
+    pub fn with_ema<R>(&mut self, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        let Some(mut ema) = self.ema.take() else { return work(self) };
+        ema.swap(&mut self.adapters.params)?;
         let done = work(self);
-        average.swap(&mut self.adapters.params)?;
-        self.ema = Some(average);
+        ema.swap(&mut self.adapters.params)?;
+        self.ema = Some(ema);
         done
     }
 
-    /// The model as it can be shown.
-    pub fn trainable_model(&self) -> TrainableModel<'_, L::Model> {
+    /// The model for sampling.
+    pub fn trainable_model(&self) -> TrainableModel<'_, T::Model> {
         let precision = precision(self.config);
         TrainableModel { model: &self.model, params: &self.adapters.params, precision }
     }
 
-    /// Layers that have an adapter, or tensors of the model's own that are trained.
+    /// Layers that have an adapter, or tensors that a full fine-tune trains.
     pub fn n_layers(&self) -> usize {
         self.adapters.layers.len() + self.adapters.full_params.len()
     }
 
-    /// What is trained, as numbers.
+    /// The trained weights, on the host.
     pub fn trained_weights(&self) -> Result<TrainedWeights> {
         let of = |key: ParamKey| to_vec(self.adapters.params.get(key));
         if self.config.adapter.kind == AdapterKind::Full {
-            let own =
+            let weights =
                 self.adapters.full_params.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
-            return Ok(TrainedWeights::Full(own.collect::<Result<_>>()?));
+            return Ok(TrainedWeights::Full(weights.collect::<Result<_>>()?));
         }
         let given = |layer: &AdaptedLayer| -> Result<(String, LoraWeights)> {
             let given = LoraWeights {
@@ -265,36 +270,35 @@ impl<'a, L: Task> Session<'a, L> {
         Ok(TrainedWeights::Adapter(self.adapters.layers.iter().map(given).collect::<Result<_>>()?))
     }
 
-    /// Numbers that are trained.
+    /// Number of trainable parameters.
     pub fn n_parameters(&self) -> usize {
         self.adapters.params.values().iter().map(|value| value.shape().elements()).sum()
     }
 
-    /// The layers that learn nothing from the gradients that are there: none came, or zeros. Those of
-    /// which that was known are not among them.
+    /// Layers whose gradients are missing or all zero, but for those known to be unused.
     pub fn layers_without_gradient(&self) -> Result<Vec<String>> {
-        let learns = |key: ParamKey| -> Result<bool> {
+        let has_gradient = |key: ParamKey| -> Result<bool> {
             let gradient = self.gradients.get(key);
             Ok(gradient.is_some() && scalar(&global_norm(&[gradient], &self.device)?)? != 0.0)
         };
-        let mut still = Vec::new();
+        let mut without = Vec::new();
         for layer in &self.adapters.layers {
             // The first step's gradient of `down` is zero: `up` begins with zeros.
-            if !learns(layer.up)? && !learns(layer.down)? {
-                still.push(layer.module.clone());
+            if !has_gradient(layer.up)? && !has_gradient(layer.down)? {
+                without.push(layer.module.clone());
             }
         }
         for (name, key) in &self.adapters.full_params {
-            if !learns(*key)? {
-                still.push(name.clone());
+            if !has_gradient(*key)? {
+                without.push(name.clone());
             }
         }
-        still.retain(|name| !self.adapters.unused.contains(name));
-        Ok(still)
+        without.retain(|name| !self.adapters.unused.contains(name));
+        Ok(without)
     }
 
-    /// Writes the adapter, or its EMA if there is one, into a checkpoint's folder. Of a full
-    /// fine-tune there is none: its weights are among the tensors.
+    /// Writes the adapter, or its EMA if there is one, into a checkpoint's folder. A full fine-tune has no
+    /// adapter: its weights are in the state dict.
     pub fn write_adapter(&mut self, folder: &Path) -> Result<()> {
         if self.config.adapter.kind == AdapterKind::Full {
             return Ok(());
@@ -314,7 +318,7 @@ impl<'a, L: Task> Session<'a, L> {
         })
     }
 
-    /// What the model calls each parameter, by its name in a checkpoint.
+    /// The model's names of parameters, by their names in a checkpoint.
     pub fn parameter_names(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         let mut add = |key: ParamKey, name: String| {
@@ -333,7 +337,7 @@ impl<'a, L: Task> Session<'a, L> {
         names
     }
 
-    /// Everything that a checkpoint holds, by name and in an order that stays.
+    /// All tensors of a checkpoint by name, in a fixed order.
     pub fn state_dict(&mut self) -> Result<Vec<(String, &mut Tensor)>> {
         let mut all = Vec::new();
         let values = self.adapters.params.values_mut()?.iter_mut().enumerate();
@@ -341,8 +345,8 @@ impl<'a, L: Task> Session<'a, L> {
         for (name, tensor) in self.optimizer.tensors() {
             all.push((format!("optimizer.{name}"), tensor));
         }
-        let means = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
-        all.extend(means.map(|(index, mean)| (format!("{EMA_PREFIX}{index}"), mean)));
+        let averaged = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
+        all.extend(averaged.map(|(index, tensor)| (format!("{EMA_PREFIX}{index}"), tensor)));
         Ok(all)
     }
 }
@@ -357,7 +361,7 @@ fn precision(config: &RunConfig) -> Precision {
     Precision { dtype, base, offload: config.machine.offload }
 }
 
-/// A tensor of one number; 0 on a device without data. Here a GPU that failed says so.
+/// A tensor of one element as a number; 0 on the meta device. Waits for the GPU, and returns its errors.
 fn scalar(tensor: &Tensor) -> Result<f64> {
     tensor.device().synchronise()?;
     Ok(to_vec(tensor)?.first().copied().unwrap_or(0.0).into())

@@ -1,9 +1,9 @@
-//! What jobs differ in: the model, what it learns from and by which rule. The loop, the plan and the
-//! checkpoints know these two traits; `images/` and `texts/` are who fills them.
+//! What jobs differ in: the model, its loss and its data. The loop, the plan and the checkpoints know these two
+//! traits; `train/diffusion/` and `train/language/` implement them.
 //!
 //! ```text
-//! Lesson   a model and its loss; all that a plan has to know, so that it is rehearsed without data
-//! Feed     what a run is fed with: batches in their order, what is held out
+//! Task         a model and its loss, and all that a plan needs for a dry run
+//! DataLoader   batches in their order, and the held-out samples
 //! ```
 
 use std::fmt;
@@ -27,19 +27,19 @@ use crate::model::diffusion::text::T5Loading;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 
-/// What a run will be fed with, as far as its memory depends on it: sizes of samples and how many of
-/// each, and what has to be encoded first. Each task knows how to find it.
+/// The dataset as far as memory and time depend on it: sizes of samples and how many of each, and what has
+/// to be encoded first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetSummary<S> {
-    /// What an epoch shows.
+    /// Samples of an epoch.
     pub train: SizeCounts<S>,
-    /// Samples that are measured on.
+    /// Held-out samples.
     pub held_out: SizeCounts<S>,
     /// Latents that are not in the cache yet.
     pub to_encode: SizeCounts<S>,
     /// Captions and prompts that are not in the cache yet.
     pub n_texts: usize,
-    /// Whether there was nothing to look at, and samples are assumed.
+    /// Whether there was no dataset to read, so that sizes are assumed.
     pub is_nominal: bool,
 }
 
@@ -52,14 +52,14 @@ pub struct Preparation {
     pub t5: T5Loading,
 }
 
-/// A job that asks for less of each sample.
-pub struct SmallerTask<L: Task> {
-    /// What would be typed.
+/// The task with smaller samples.
+pub struct SmallerTask<T: Task> {
+    /// The keys that change, as they would be typed.
     pub change: String,
-    /// What it would be about.
-    pub task: L,
-    /// What it would be fed with.
-    pub dataset: DatasetSummary<L::Size>,
+    /// The task then.
+    pub task: T,
+    /// Its dataset.
+    pub dataset: DatasetSummary<T::Size>,
 }
 
 /// A model and its loss.
@@ -68,13 +68,13 @@ pub trait Task: Copy {
     type Model;
     /// What the work of a sample depends on: the size of an image, the length of a text.
     type Size: Copy + fmt::Debug + fmt::Display + Ord + Send + 'static;
-    /// Samples that go through the model at once, as it sees them.
+    /// A micro-batch: the model's inputs and targets.
     type MicroBatch;
 
     /// The model's folder or file.
     fn path(&self) -> &Path;
 
-    /// What tells the model from others.
+    /// Identifies the model.
     fn fingerprint(&self) -> Result<Fingerprint>;
 
     /// Which part of a model is trained.
@@ -92,20 +92,21 @@ pub trait Task: Copy {
         tick: BytesDoneFn<'_>,
     ) -> Result<Self::Model>;
 
-    /// The mean loss of a micro-batch, one number; in which format, and what is recomputed.
+    /// The mean loss of a micro-batch, computed in `dtype`.
     fn loss<'m>(
         &self,
         model: &'m Self::Model,
         tape: &Tape<'m>,
         micro_batch: &Self::MicroBatch,
-        how: (Dtype, Recompute),
+        dtype: Dtype,
+        recompute: Recompute,
     ) -> Result<Var>;
 
-    /// A micro-batch of so many samples of this size, made as a run makes one, of samples that say nothing.
+    /// A micro-batch of `n` samples of zeros, made as a run makes one.
     fn dummy_micro_batch(&self, size: Self::Size, n: usize) -> Result<Self::MicroBatch>;
 
-    /// What comes before training, on the device: in the fastest way if that takes no more than `limit` bytes, else
-    /// in the one that takes the least.
+    /// What comes before training, on the device: the fastest way within `limit` bytes, else the one that takes
+    /// the least.
     fn preparation(
         &self,
         config: &RunConfig,
@@ -117,19 +118,19 @@ pub trait Task: Copy {
     /// Bytes of the model's files.
     fn file_bytes(&self) -> u64;
 
-    /// Bytes beside the arena that a run's samples take while it trains.
+    /// Host memory outside the arena that samples take during training.
     fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<Self::Size>) -> usize;
 
-    /// How much the arithmetic of a size is, to find the largest.
+    /// The work of a sample of this size, relative to others.
     fn relative_cost(size: Self::Size) -> usize;
 
-    /// Whether anything is shown along the way.
+    /// Whether samples are generated during training.
     fn makes_samples(&self) -> bool;
 
     /// How often the loss of a held-out sample is measured in one validation.
     fn n_validation_passes(&self) -> usize;
 
-    /// Shows what the model does on a device without data; gives what that takes with data.
+    /// Generates samples on the meta device; returns what that costs.
     fn dry_run_samples(
         &self,
         device: &Device,
@@ -137,22 +138,22 @@ pub trait Task: Copy {
         tiling: Option<Tiling>,
     ) -> Result<Cost>;
 
-    /// Jobs that ask for less of each sample: of one key after the other, each from the largest value on, then of
-    /// all keys together. The last takes the least.
+    /// The task with smaller samples: one key after the other, each from the largest value down, then all keys
+    /// together. The last takes the least.
     fn smaller(&self, dataset: &DatasetSummary<Self::Size>) -> Vec<SmallerTask<Self>>;
 }
 
-/// A model as it is shown: with the format it computes in.
+/// A model in training, with the precision it computes in.
 pub struct TrainableModel<'a, M> {
     /// The model.
     pub model: &'a M,
-    /// What is trained of it.
+    /// Its trained parameters.
     pub params: &'a Params,
-    /// How it is held.
+    /// Its formats.
     pub precision: Precision,
 }
 
-// Derived ones would ask it of the model too.
+// Derived impls would require `M: Clone`.
 impl<M> Clone for TrainableModel<'_, M> {
     fn clone(&self) -> Self {
         *self
@@ -171,54 +172,55 @@ pub struct TrainBatch<S, T> {
     pub size: S,
 }
 
-/// The batches of a feed, read ahead.
-pub type PrefetchedBatches<F> =
-    Prefetch<TrainBatch<<<F as DataLoader>::Task as Task>::Size, <F as DataLoader>::Sample>>;
+/// The batches of a data loader, read ahead.
+pub type PrefetchedBatches<D> =
+    Prefetch<TrainBatch<<<D as DataLoader>::Task as Task>::Size, <D as DataLoader>::Sample>>;
 
-/// What a run is fed with.
+/// The batches that a run trains on, and the held-out samples.
 pub trait DataLoader {
-    /// What it is for.
+    /// The task it feeds.
     type Task: Task;
     /// A sample as it is read.
     type Sample: Send + 'static;
 
-    /// What tells it from others.
+    /// Identifies the dataset.
     fn fingerprint(&self) -> Fingerprint;
 
-    /// Samples that an epoch shows, each once.
+    /// Training samples, each counted once.
     fn n_train(&self) -> usize;
 
-    /// Samples that are measured on.
+    /// Held-out samples.
     fn n_held_out(&self) -> usize;
 
-    /// Batches that show every sample as often as it should be.
+    /// Batches of an epoch, with repeats.
     fn batches_per_epoch(&self) -> u64;
 
     /// Batches from this one on, read ahead.
     fn read_from(&self, number: u64) -> PrefetchedBatches<Self>;
 
-    /// What the samples of these batches count together, as far as that is known before they are read.
+    /// The total loss weight of these batches, as far as it is known before they are read.
     fn expected_weight(&mut self, numbers: Range<u64>) -> f64;
 
-    /// Samples as the model sees them, and what they count.
+    /// Samples as a micro-batch, and their loss weight.
     fn micro_batch(
         &self,
         samples: &[Self::Sample],
     ) -> Result<(f64, <Self::Task as Task>::MicroBatch)>;
 
-    /// A sample that is not trained on: its size, and what is measured of it, each with what it counts.
+    /// A held-out sample: its size, and its micro-batches, each with its loss weight.
     #[allow(clippy::type_complexity)] // Both halves are named where they are made.
     fn held_out(
         &self,
         index: usize,
     ) -> Result<(<Self::Task as Task>::Size, Vec<(f64, <Self::Task as Task>::MicroBatch)>)>;
 
-    /// Shows what the model does, in files of the run's folder.
+    /// Generates samples into the run's folder, as those of this step.
     fn write_samples(
         &self,
         device: &Device,
         trainable: TrainableModel<'_, <Self::Task as Task>::Model>,
-        at: (&Path, u64),
-        goes_on: &(dyn Fn() -> bool + Sync),
+        folder: &Path,
+        step: u64,
+        should_continue: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>>;
 }

@@ -1,30 +1,26 @@
-//! The beginning of a run: the model is loaded, and put where the last checkpoint left it.
+//! The start of a run: the model is loaded, and restored from the last checkpoint.
 
 use super::checkpoint::Checkpoints;
 use super::device::{MeteredDevice, RunSetup};
-use super::folder::{self, RunFolder};
+use super::folder::{self, RunOutput};
 use super::identity::Identity;
 use super::pacing::Pacing;
 use super::run::TrainingRun;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
-use crate::event::{
-    Event, EventSink, Phase, ProgressUnit, RepeatedTime, RunStart, TimeEstimate, Warning,
-};
+use crate::event::{Event, Phase, ProgressUnit, RepeatedTime, RunStart, TimeEstimate, Warning};
 use crate::task::session::Session;
 use crate::task::traits::{DataLoader, Task};
 
-/// Loads the model and puts it where it stood.
-pub(super) fn begin<'a, F: DataLoader>(
+/// Loads the model and restores its state.
+pub(super) fn begin<'a, D: DataLoader>(
     config: &'a RunConfig,
-    task: &'a F::Task,
-    loader: &'a mut F,
-    (RunSetup { device_setup: on, plan, levels: levels }, MeteredDevice { device, meter }): (
-        RunSetup<'a>,
-        &'a mut MeteredDevice,
-    ),
-    (folder, events): (&'a RunFolder, &'a EventSink<'a>),
-) -> Result<TrainingRun<'a, F>> {
+    task: &'a D::Task,
+    loader: &'a mut D,
+    RunSetup { device_setup, plan, levels }: RunSetup<'a>,
+    MeteredDevice { device, meter }: &'a mut MeteredDevice,
+    RunOutput { folder, events }: RunOutput<'a>,
+) -> Result<TrainingRun<'a, D>> {
     events.begin_phase(Phase::Load, ProgressUnit::Bytes, task.file_bytes())?;
     meter.begin(Phase::Load);
     let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
@@ -39,14 +35,14 @@ pub(super) fn begin<'a, F: DataLoader>(
         let (taken, path) = (progress.step, folder.path.clone());
         return Err(TrainerError::StepsBeyondJob { taken, steps: total_steps, path });
     }
-    // Not before: a job that is refused leaves no trace in another one's folder.
+    // Only now: a job that is refused must not write into another run's folder.
     folder.write(folder::CONFIG, &format!("{}\n{}", folder::CONFIG_HEADER, config.resolved()))?;
     identity.write_inputs(folder)?;
     let filled = device.fill_stats();
     events.emit(Event::Begin(RunStart {
         version: env!("CARGO_PKG_VERSION").into(),
         base: config.base.path.display().to_string(),
-        engine: on.name.clone(),
+        engine: device_setup.name.clone(),
         from_step: progress.step,
         steps: total_steps,
         unit: config.data.sample_noun().into(),
@@ -62,11 +58,11 @@ pub(super) fn begin<'a, F: DataLoader>(
             steps: RepeatedTime { times: total_steps, ..plan.times.steps },
             ..plan.times
         },
-        limit_bytes: on.limit_bytes,
+        limit_bytes: device_setup.limit_bytes,
         loaded_in_place_bytes: filled.in_place,
         loaded_staged_bytes: filled.staged,
     }))?;
-    // Of what came before and of loading; not before the beginning either.
+    // Memory of preparation and loading, after the event that starts the run.
     events.emit_all(meter.end().events)?;
     for kind in warnings {
         events.emit(Event::Warning(Warning { step: progress.step, kind }))?;
@@ -74,9 +70,9 @@ pub(super) fn begin<'a, F: DataLoader>(
     Ok(TrainingRun {
         config,
         device,
-        pacing: Pacing::of(config, on, plan, levels),
+        pacing: Pacing::of(config, device_setup, plan, levels),
         session,
-        loader: loader,
+        loader,
         checkpoints,
         identity,
         folder: &folder.path,

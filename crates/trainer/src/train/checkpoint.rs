@@ -1,22 +1,21 @@
-//! Everything that a run needs to go on as if it had never stopped. Written beside, synced, and put
-//! in its place by one rename: a checkpoint is there whole or not at all.
+//! Checkpoints: everything that a run needs to resume bit for bit. Written into a folder beside, synced, and
+//! renamed: a checkpoint is complete or absent.
 //!
 //! ```text
 //! RUN/checkpoints/
 //!   .step-000250.partial/     while it is written
 //!   step-000250/
 //!     state.safetensors       parameters, the optimizer's state, EMA; with a checksum. Its
-//!                             header says what the model calls each parameter
+//!                             header has the model's name of each parameter
 //!     progress.json           steps taken, where the data stands, what it belongs to, that checksum
 //!     pytorch_lora_weights.safetensors            the adapter of an image model, for diffusers; or
 //!     adapter_config.json, adapter_model.safetensors    that of a language model, for PEFT
 //! ```
 //!
-//! The adapter is never read to go on. A full fine-tune has none: `export/full.rs` makes a model of its
-//! parameters.
+//! The adapter is not read on resume. A full fine-tune has none: `full.rs` exports a model from the state.
 //!
-//! Random numbers and the order of images follow from the seed and the number of the step, so that
-//! there is nothing of them to save.
+//! Random numbers and the order of samples follow from the seed and the step, so there is no generator state to
+//! save.
 
 use std::fs::{self, File};
 use std::io;
@@ -42,36 +41,35 @@ use crate::task::session::Session;
 use crate::task::traits::Task;
 
 const FOLDER: &str = "checkpoints";
-/// The tensors.
-/// Grows when a checkpoint of before cannot be read any more.
+/// Grows when older checkpoints cannot be read any more.
 const VERSION: u32 = 1;
 
-/// How far a run is, but for its tensors.
+/// The state of a run, but for its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainProgress {
     /// Steps taken.
     pub step: u64,
-    /// Steps that changed something: those whose gradient was finite.
+    /// Optimizer steps applied: those with a finite gradient.
     pub applied: u64,
     /// Batches seen.
     pub batches: u64,
-    /// Whether what is measured and drawn after the last step is still to be done.
+    /// Whether validation and samples of the last step are still to be done.
     #[serde(default)]
     pub is_look_due: bool,
     /// Seconds spent.
     pub secs: f64,
     /// In f16.
     pub loss_scale: Option<LossScale>,
-    /// What the learning rate is lowered by, and how often it was.
+    /// The plateau schedule, and how often it lowered the learning rate.
     pub rate: (Plateau, u32),
-    /// What ends a run early.
+    /// Early stopping.
     pub patience: Plateau,
-    /// Is it learning?
+    /// Losses and gradient norms for warnings.
     pub health: Health,
     /// The lowest held-out loss after any step.
     #[serde(default)]
     pub best: Option<BestValidation>,
-    /// The checkpoint that was saved for its held-out loss alone: it takes no place among the latest.
+    /// The checkpoint that was saved for its held-out loss alone; it does not count among the latest.
     #[serde(default)]
     pub extra: Option<u64>,
 }
@@ -86,7 +84,7 @@ pub struct BestValidation {
 }
 
 impl TrainProgress {
-    /// Takes in the held-out loss after the last step. Before the first there is nothing to keep.
+    /// Records the held-out loss after the last step. Before the first there is no checkpoint to keep.
     pub fn record_validation(&mut self, loss: f64) {
         let is_lower = self.best.is_none_or(|best| loss < best.loss) && loss.is_finite();
         if is_lower && self.step > 0 {
@@ -151,7 +149,7 @@ fn name(step: u64) -> String {
 }
 
 impl Checkpoints {
-    /// Those of a run, of which the latest stay, and the best if it is to.
+    /// Those of a run.
     pub fn new(run: &Path, output: &OutputConfig) -> Self {
         let (keep, keeps_best) = (output.keep, output.keep_best);
         Self { folder: run.join(FOLDER), keep, keeps_best }
@@ -174,16 +172,16 @@ impl Checkpoints {
         let names = session.parameter_names();
         let tensors = session.state_dict()?.into_iter().map(|(name, tensor)| (name, &*tensor));
         let checksum = save_tensors(&staging.join(STATE), &names, &tensors.collect())?;
-        let page = CheckpointMetadata {
+        let metadata = CheckpointMetadata {
             version: VERSION,
             checksum: checksum.to_hex().to_string(),
             progress: progress.clone(),
             identity: identity.clone(),
         };
         let mut file = AtomicFile::create(&staging.join(PROGRESS))?;
-        serde_json::to_writer_pretty(&mut file, &page).map_err(|e| failed(e.into()))?;
+        serde_json::to_writer_pretty(&mut file, &metadata).map_err(|e| failed(e.into()))?;
         file.commit()?;
-        // A run that went back to an earlier checkpoint passes this step again.
+        // A run that resumed from an earlier checkpoint reaches this step again.
         remove(&place).map_err(failed)?;
         fs::rename(&staging, &place).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
@@ -202,8 +200,8 @@ impl Checkpoints {
         steps(&self.folder)
     }
 
-    /// Puts the latest checkpoint that is whole back into a session. What is broken is told and
-    /// passed over, unless nothing else is left; what belongs to another job is an error.
+    /// Restores the latest complete checkpoint into a session. Damaged ones are skipped with a warning, unless
+    /// no other is left; one of another job is an error.
     pub fn restore(
         &self,
         session: &mut Session<'_, impl Task>,
@@ -214,11 +212,11 @@ impl Checkpoints {
         for step in self.steps() {
             let folder = self.folder.join(name(step));
             match read_metadata(&folder) {
-                Ok(page) => {
-                    let changed = page.identity.check(identity, &folder)?;
+                Ok(metadata) => {
+                    let changed = metadata.identity.check(identity, &folder)?;
                     read_tensors(&folder.join(STATE), session.state_dict()?)?;
                     changed.into_iter().map(WarningKind::SettingChanged).for_each(&mut warn);
-                    return Ok(Some(page.progress));
+                    return Ok(Some(metadata.progress));
                 }
                 Err(error) => {
                     warn(WarningKind::CheckpointPassedOver { problem: error.to_string() });
@@ -229,9 +227,8 @@ impl Checkpoints {
         latest_error.map_or(Ok(None), Err)
     }
 
-    /// Keeps the latest up to this step, and the best beside them; not the best of before if it was there
-    /// for its loss alone. Later ones were passed over, or the run would be there; kept, they would take
-    /// the places of those that can be read.
+    /// Keeps the latest up to this step, and the best; not the previous best if it was saved for its loss
+    /// alone. Later checkpoints are damaged, or the run would have resumed there; they are removed.
     pub fn remove_old(&self, progress: &TrainProgress, replaced: Option<u64>) -> Result<()> {
         let best = progress.best.filter(|_| self.keeps_best).map(|best| best.step);
         let extra = progress.extra.filter(|_| self.keeps_best);
@@ -255,7 +252,7 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The page of a checkpoint whose tensors are what was written.
+/// The metadata of a checkpoint whose checksum matches.
 fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
     let path = folder.join(PROGRESS);
     let text = fs::read_to_string(&path).map_err(|source| TrainerError::Io {
@@ -264,16 +261,17 @@ fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
         source,
     })?;
     let wrong = |problem: String| TrainerError::Checkpoint { problem, path: folder.into() };
-    let page: CheckpointMetadata =
+    let metadata: CheckpointMetadata =
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if page.version != VERSION {
-        return Err(wrong(format!("it has version {}, expected {VERSION}", page.version)));
+    if metadata.version != VERSION {
+        return Err(wrong(format!("it has version {}, expected {VERSION}", metadata.version)));
     }
     let found = weights::checksum::checksum(&folder.join(STATE), &|_| true)?.to_hex().to_string();
-    if found != page.checksum {
-        return Err(wrong(format!("{STATE} has checksum {found}, expected {}", page.checksum)));
+    if found != metadata.checksum {
+        let expected = &metadata.checksum;
+        return Err(wrong(format!("{STATE} has checksum {found}, expected {expected}")));
     }
-    Ok(page)
+    Ok(metadata)
 }
 
 fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> {
@@ -283,7 +281,8 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
         let (dtype, bytes) = (file_dtype(tensor.dtype()), tensor.bytes() as u64);
         let found = catalog.find(&name)?;
         if found.numel() * dtype.bytes() != bytes {
-            let problem = format!("{name} has {} numbers, expected {bytes} bytes", found.numel());
+            let n_expected = bytes / dtype.bytes();
+            let problem = format!("{name} has {} values, expected {n_expected}", found.numel());
             return Err(TrainerError::Checkpoint { problem, path: path.into() });
         }
         found_all.push((found, dtype));
@@ -316,7 +315,7 @@ mod tests {
                 let replaced = progress.record_save(!is_due);
                 fs::create_dir(place.path().join(name(progress.step))).unwrap();
                 checkpoints.remove_old(&progress, replaced).unwrap();
-                // What goes on is read back.
+                // As a resumed run reads it.
                 let text = serde_json::to_string(&progress).unwrap();
                 progress = serde_json::from_str(&text).unwrap();
             }
@@ -329,7 +328,8 @@ mod tests {
 
     #[test]
     fn the_best_checkpoint_stays_beside_the_latest() {
-        // Falling: a low between two that are due takes no place of theirs, and goes with the next low.
+        // Falling: a best between two that are due does not count among the latest, and is removed with the next
+        // best.
         let falling = kept(true, &[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]);
         let expected: [&[u64]; 6] = [&[1], &[2], &[2, 3], &[2, 4], &[2, 4, 5], &[4, 6]];
         assert_eq!(falling, expected);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_of_before_is_read() {
+    fn progress_without_newer_fields_is_read() {
         let mut page = serde_json::to_value(TrainProgress::default()).unwrap();
         for key in ["best", "extra"] {
             page.as_object_mut().unwrap().remove(key).unwrap();

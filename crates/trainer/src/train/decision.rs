@@ -1,19 +1,19 @@
-//! Whether a run ends, and whether it is saved: decided in one function from where the run stands, and done by the loop.
+//! Whether a run ends, and whether it is saved: a pure function of its status; the loop acts on it.
 
 use crate::config::Switch;
 use crate::config::output::OutputConfig;
 use crate::event::EndReason;
 
-/// Where a run stands after a step: all that its end and its checkpoints are decided from.
+/// The status of a run after a step: all that its end and its checkpoints are decided from.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunStatus {
     /// Steps taken.
     pub step: u64,
     /// Steps that the run is to take.
     pub total_steps: u64,
-    /// It does not learn, and will not.
+    /// Its steps are not finite any more.
     pub is_unhealthy: bool,
-    /// The held-out loss has not fallen for as long as a run may last without.
+    /// The held-out loss has stopped falling, for longer than the job allows.
     pub is_plateau: bool,
     /// Somebody asked it to stop.
     pub is_interrupted: bool,
@@ -21,7 +21,7 @@ pub(super) struct RunStatus {
     pub is_best: bool,
 }
 
-/// What becomes of a run.
+/// What the loop does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LoopDecision {
     /// It ends, for this reason.
@@ -33,17 +33,16 @@ pub(super) struct LoopDecision {
 /// What a checkpoint is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SaveReason {
-    /// To go on from.
+    /// To resume from.
     Latest,
     /// The lowest held-out loss, and nothing else.
     Best,
 }
 
-/// Decides whether a run ends and whether it is saved. Only here, and from a standing alone: machines that train
-/// together would share theirs, and all do the same. What ends is saved.
-pub(super) fn decide(standing: RunStatus, output: &OutputConfig) -> LoopDecision {
-    let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } =
-        standing;
+/// Decides whether a run ends and whether it is saved. Only here, and from the status alone: machines that train
+/// together would share it, and all do the same. A run that ends is saved.
+pub(super) fn decide(status: RunStatus, output: &OutputConfig) -> LoopDecision {
+    let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } = status;
     let reasons = [
         (is_unhealthy, EndReason::Unhealthy),
         (is_plateau, EndReason::Plateau),
@@ -79,13 +78,13 @@ mod tests {
             raw.set(argument).unwrap();
         }
         raw.set(&format!("output.keep_best={keep_best}")).unwrap();
-        let mut standing = RunStatus { step: 7, total_steps: 10, ..RunStatus::default() };
-        change(&mut standing);
-        decide(standing, &raw.resolve().unwrap().output)
+        let mut status = RunStatus { step: 7, total_steps: 10, ..RunStatus::default() };
+        change(&mut status);
+        decide(status, &raw.resolve().unwrap().output)
     }
 
     #[test]
-    fn a_run_ends_and_is_saved_by_where_it_stands() {
+    fn a_run_ends_and_is_saved_by_its_status() {
         use EndReason::{Finished, Interrupted, Plateau, Unhealthy};
         type Change = fn(&mut RunStatus);
         let cases: [(Change, Option<EndReason>, Option<SaveReason>); 10] = [

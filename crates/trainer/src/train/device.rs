@@ -1,9 +1,9 @@
-//! Where a run computes, and what becomes of it when that is lost. A GPU may be gone from one moment to the
-//! next: its driver gave up, or the system ended a list of work and did as if it were done. What lay in its
-//! memory is worth nothing then. It is opened again, and what was done there is done again.
+//! The device of a run, and recovery when a GPU is lost: its driver reset, or the system aborted a command
+//! buffer and reported it as done. The contents of its memory are gone then. The device is opened again, and
+//! the work repeated.
 //!
-//! Left out on purpose: a copy of what is trained on the host, which every step would have to be waited for.
-//! A run begins again at its last checkpoint, and gives the same numbers.
+//! Left out on purpose: a copy of the parameters on the host, which every step would have to wait for. A run
+//! continues from its last checkpoint, with the same results.
 
 use compute::{ComputeError, Device, DeviceKind};
 use machine::sampler::TelemetrySampler;
@@ -14,39 +14,39 @@ use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, GpuLoss};
 use crate::plan::{DeviceBudget, MemoryLevel, Plan, Rates};
 
-/// How often a GPU may be lost without the run getting any further. Chosen: a display that woke up is a
-/// cause that goes away; what happens at the same place again and again does not.
+/// How often a GPU may be lost without the run making progress. Chosen: a display that wakes up is a passing
+/// cause; a loss at the same step again and again is not.
 const MAX_GPU_LOSSES: u32 = 3;
 
-/// What computes, and in how much memory.
+/// A device, how to open it, and its memory limit.
 pub struct DeviceSetup<'a> {
-    /// For plans.
+    /// Its kind, for plans.
     pub kind: DeviceKind,
     /// Its name.
     pub name: String,
     /// The most that may be taken.
     pub limit_bytes: usize,
-    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
+    /// Main memory for offloaded blocks; none where the device computes in main memory.
     pub host_bytes: Option<usize>,
     /// How fast it is.
     pub rates: Rates,
     /// Opens it with an arena of so many bytes.
     pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
-    /// Begins to feel the machine; nothing where it cannot be, or is not to be.
+    /// Starts reading the machine's sensors; none where there are none, or that is switched off.
     pub start_sampler: Box<dyn Fn() -> Option<TelemetrySampler> + 'a>,
 }
 
-/// A job of which all is decided.
+/// A job with its plan.
 pub(super) struct PlannedRun {
-    /// With every choice of the plan.
+    /// With the plan's choices.
     pub config: RunConfig,
-    /// What it takes.
+    /// Its plan.
     pub plan: Plan,
-    /// Ways to compute it in less memory.
+    /// Fallbacks that take less memory.
     pub levels: Vec<MemoryLevel>,
 }
 
-/// What a run is set up with.
+/// The device and the plan of a run.
 #[derive(Clone, Copy)]
 pub(super) struct RunSetup<'a> {
     pub device_setup: &'a DeviceSetup<'a>,
@@ -55,9 +55,9 @@ pub(super) struct RunSetup<'a> {
 }
 
 impl PlannedRun {
-    /// To run on this.
-    pub fn setup<'a>(&'a self, on: &'a DeviceSetup<'a>) -> RunSetup<'a> {
-        RunSetup { device_setup: on, plan: &self.plan, levels: &self.levels }
+    /// On this device.
+    pub fn setup<'a>(&'a self, device_setup: &'a DeviceSetup<'a>) -> RunSetup<'a> {
+        RunSetup { device_setup, plan: &self.plan, levels: &self.levels }
     }
 }
 
@@ -69,34 +69,34 @@ impl DeviceSetup<'_> {
     }
 }
 
-/// A device, and what phases take on it.
+/// An open device, and the memory of phases on it.
 pub struct MeteredDevice {
-    /// Where it computes.
+    /// The device.
     pub device: Device,
-    /// What its phases take.
+    /// Memory of its phases.
     pub meter: PhaseMeter,
 }
 
 impl MeteredDevice {
     /// With an arena as large as the plan.
-    pub fn open(on: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
-        let device = (on.open)(plan.peak_bytes())?;
+    pub fn open(setup: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
+        let device = (setup.open)(plan.peak_bytes())?;
         let meter = PhaseMeter::new(&device, &plan.phases);
         Ok(Self { device, meter })
     }
 
-    /// Does `work`, again as often as the GPU is lost under it. `work` is given a number in which to note how
-    /// far it ever got; where that does not grow, it is not tried for ever.
+    /// Runs `work`, and again each time the GPU is lost. `work` writes the last step it reached into its second
+    /// argument; without progress it is retried only [`MAX_GPU_LOSSES`] times.
     pub(super) fn retry_on_gpu_loss<T>(
         mut self,
         setup: RunSetup<'_>,
         events: &EventSink<'_>,
-        mut work: impl FnMut(&mut Self, &EventSink<'_>, &mut u64) -> Result<T>,
+        mut work: impl FnMut(&mut Self, &mut u64) -> Result<T>,
     ) -> Result<(T, Self)> {
         let (mut times, mut step) = (0, 0);
         loop {
             let before = step;
-            let error = match work(&mut self, events, &mut step) {
+            let error = match work(&mut self, &mut step) {
                 Ok(done) => return Ok((done, self)),
                 Err(error) => error,
             };
@@ -106,13 +106,13 @@ impl MeteredDevice {
                 return Err(TrainerError::GpuLost { step, times, said });
             }
             events.emit(Event::Lost(GpuLoss { step, said }))?;
-            // Its memory is given back before it is asked for again.
+            // Its memory is freed before it is allocated again.
             drop(self);
             self = Self::open(setup.device_setup, setup.plan)?;
         }
     }
 
-    /// Why the device is lost, if it is. What failed on it may not have said so.
+    /// Why the device is lost, if it is; the error of `work` may not say so.
     fn lost_reason(&self) -> Option<String> {
         match self.device.synchronise() {
             Err(ComputeError::GpuLost { message }) => Some(message),
@@ -159,15 +159,15 @@ learning_rate = 1e-2
 save_every = 2
 ";
 
-    /// What becomes of a GPU each time it is opened.
+    /// The fault to inject each time a GPU is opened: the nth command buffer, and what happens to it.
     type FailurePlan<'a> = &'a dyn Fn(u32) -> Option<(u32, GpuFault)>;
 
-    /// Trains on the software driver in a folder of its own; gives how it went, and what was told, each with
-    /// how many lists of work the GPU had been handed by then.
+    /// Trains on the software driver; returns the result, and the events, each with the number of command
+    /// buffers submitted by then.
     fn trained(
         place: &Path,
         out: &str,
-        fate: FailurePlan<'_>,
+        faults: FailurePlan<'_>,
     ) -> (Result<RunEnd>, Vec<(Event, u32)>) {
         fs::write(
             place.join("text.txt"),
@@ -179,7 +179,7 @@ save_every = 2
         let config = raw.resolve().unwrap();
         let (n_opened, opened) = (Cell::new(0), Mutex::new(None::<Device>));
         let kind = DeviceKind::gpu(GpuChoice::Software);
-        let on = DeviceSetup {
+        let device_setup = DeviceSetup {
             kind,
             name: "gpu:software".into(),
             limit_bytes: 1 << 30,
@@ -187,25 +187,26 @@ save_every = 2
             rates: Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind),
             open: Box::new(|bytes| {
                 let device = Device::gpu(GpuChoice::Software, bytes)?;
-                if let Some((nth, trouble)) = fate(n_opened.replace(n_opened.get() + 1)) {
-                    device.fail_command_buffer(nth, trouble);
+                if let Some((nth, fault)) = faults(n_opened.replace(n_opened.get() + 1)) {
+                    device.fail_command_buffer(nth, fault);
                 }
                 *opened.lock().unwrap() = Some(device.clone());
                 Ok(device)
             }),
             start_sampler: Box::new(|| None),
         };
-        let told = Mutex::new(Vec::new());
+        let events = Mutex::new(Vec::new());
         let listener = |record: &EventRecord| {
-            let n_lists = opened.lock().unwrap().as_ref().map_or(0, Device::n_command_buffers);
-            told.lock().unwrap().push((record.event.clone(), n_lists));
+            let opened = opened.lock().unwrap();
+            let n_command_buffers = opened.as_ref().map_or(0, Device::n_command_buffers);
+            events.lock().unwrap().push((record.event.clone(), n_command_buffers));
         };
         let stop = AtomicBool::new(false);
-        let end = train(&config, &on, TrainOptions::default(), &[&listener], &stop);
-        (end, told.into_inner().unwrap())
+        let end = train(&config, &device_setup, TrainOptions::default(), &[&listener], &stop);
+        (end, events.into_inner().unwrap())
     }
 
-    /// The steps after which the GPU was lost, and those from which the run went on.
+    /// The steps after which the GPU was lost, and those from which the run continued.
     fn losses(events: &[(Event, u32)]) -> (Vec<u64>, Vec<u64>) {
         let (mut lost, mut begun) = (Vec::new(), Vec::new());
         for (event, _) in events {
@@ -218,18 +219,18 @@ save_every = 2
         (lost, begun)
     }
 
-    /// Of a step, the lists of work that the GPU had been handed by its end, and the kernels of the step.
-    fn of_step((event, n_lists): &(Event, u32)) -> Option<(u32, u64)> {
+    /// The kernel launches of a step.
+    fn launches_of(event: &Event) -> Option<u64> {
         match event {
-            Event::Step(step) => Some((*n_lists, step.launches.expect("a GPU counts its kernels"))),
+            Event::Step(step) => Some(step.launches.expect("a GPU counts its kernels")),
             _ => None,
         }
     }
 
-    /// In one test, since those who share a process share the GPU, which is lost to all.
+    /// One test, since all tests of a process share the GPU.
     #[test]
-    #[allow(clippy::print_stderr)] // Says why nothing is shown.
-    fn a_run_goes_on_when_its_gpu_is_lost_and_learns_the_same() {
+    #[allow(clippy::print_stderr)] // Says why nothing is tested.
+    fn a_run_continues_after_gpu_loss_with_the_same_result() {
         if !adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
             return eprintln!("no software driver for Vulkan here");
         }
@@ -238,21 +239,26 @@ save_every = 2
         let model = |out: &str| fs::read(place.join(out).join("model/model.safetensors")).unwrap();
         let (end, events) = trained(place, "whole", &|_| None);
         assert_eq!((end.unwrap().step, losses(&events)), (4, (vec![], vec![0])));
-        let (lists, launches): (Vec<u32>, Vec<u64>) = events.iter().filter_map(of_step).unzip();
+        let (buffers, launches): (Vec<u32>, Vec<u64>) = events
+            .iter()
+            .filter_map(|(event, n_command_buffers)| {
+                Some((*n_command_buffers, launches_of(event)?))
+            })
+            .unzip();
         assert!(launches[1] > 0 && launches[1] == launches[2], "{launches:?}");
 
-        for (out, trouble) in [("lost", GpuFault::Lost), ("ended", GpuFault::Ended)] {
+        for (out, fault) in [("lost", GpuFault::Lost), ("ended", GpuFault::Ended)] {
             // In the second step, before there is a checkpoint, and in the last, after that of the second.
-            let fates = [(lists[0] + 1, trouble), (lists[2] + 1, trouble)];
-            let (end, events) = trained(place, out, &|nth| fates.get(nth as usize).copied());
+            let faults = [(buffers[0] + 1, fault), (buffers[2] + 1, fault)];
+            let (end, events) = trained(place, out, &|nth| faults.get(nth as usize).copied());
             assert_eq!(end.unwrap().step, 4);
             assert_eq!(losses(&events), (vec![1, 3], vec![0, 0, 2]));
             assert!(model("whole") == model(out), "{out}: other bytes than without a loss");
         }
 
-        // What happens again and again ends the run, which can go on.
-        let fate = (lists[0] + 1, GpuFault::Ended);
-        let (end, events) = trained(place, "again", &|_| Some(fate));
+        // A loss that repeats ends the run, which can be resumed.
+        let fault = (buffers[0] + 1, GpuFault::Ended);
+        let (end, events) = trained(place, "again", &|_| Some(fault));
         let error = end.unwrap_err();
         assert!(matches!(error, TrainerError::GpuLost { step: 1, times: 4, .. }), "{error}");
         assert_eq!(losses(&events).0, [1, 1, 1]);

@@ -1,6 +1,5 @@
-//! Whether a run that took all its steps came to something that can be used. Judged when it is over, by
-//! the figures of its steps and by what was trained, so that a run that goes on after it has finished is
-//! judged the same. What diverged is not written for other programs unless that is asked for.
+//! Whether a finished run has diverged: judged at its end, by the metrics of its steps and by its weights, so that
+//! a run that is resumed after its end is judged the same. A diverged result is not exported unless forced.
 
 use super::health::Health;
 use crate::event::warning::Divergence;
@@ -10,16 +9,16 @@ use crate::task::session::TrainedWeights;
 /// adapters; what is beyond becomes infinite there. Weights of models that work are below a hundred.
 const MAX_WEIGHT: f32 = 65504.0;
 
-/// Why what came of a run that is over is of no use, if it has diverged.
+/// Why a finished run has diverged, if it has.
 pub fn find(health: &Health, trained: &TrainedWeights) -> Option<Divergence> {
     health.divergence().or_else(|| first_unusable_weight(trained))
 }
 
 /// The first weight that cannot be used.
 fn first_unusable_weight(trained: &TrainedWeights) -> Option<Divergence> {
-    let is_spoilt = |value: &&f32| !value.is_finite() || value.abs() > MAX_WEIGHT;
+    let is_unusable = |value: &&f32| !value.is_finite() || value.abs() > MAX_WEIGHT;
     trained.tensors().find_map(|(tensor, values)| {
-        let value = *values.iter().find(is_spoilt)?;
+        let value = *values.iter().find(is_unusable)?;
         Some(Divergence::Weight { tensor, value: value.into(), largest: MAX_WEIGHT.into() })
     })
 }
@@ -32,7 +31,7 @@ mod tests {
     use crate::model::adapter::LoraWeights;
 
     #[test]
-    fn a_weight_that_no_program_can_hold_is_named() {
+    fn a_weight_beyond_f16_is_named() {
         let with = |up: f32| {
             let given = LoraWeights {
                 rank: 1,
@@ -53,8 +52,8 @@ mod tests {
             assert_eq!(with(value as f32), Some(Divergence::Weight { tensor, value, largest }));
         }
         assert!(with(f32::NAN).is_some());
-        let own = TrainedWeights::Full(BTreeMap::from([("norm".into(), vec![1.0, f32::NAN])]));
-        let said = first_unusable_weight(&own).unwrap().to_string();
-        assert_eq!(said, "a weight of norm is NaN, the largest usable is 65504");
+        let full = TrainedWeights::Full(BTreeMap::from([("norm".into(), vec![1.0, f32::NAN])]));
+        let message = first_unusable_weight(&full).unwrap().to_string();
+        assert_eq!(message, "a weight of norm is NaN, the largest usable is 65504");
     }
 }

@@ -1,5 +1,5 @@
-//! What is measured and shown between steps: the held-out loss, and samples. It changes nothing of what is
-//! learnt, but for the learning rate of a job whose schedule follows the loss.
+//! Between steps: the held-out loss, and samples. Neither changes the training, but for the learning rate of a
+//! job with the plateau schedule.
 
 use compute::ComputeError;
 use weights::WeightsError;
@@ -13,8 +13,8 @@ use crate::event::{Event, Phase, WarningKind};
 use crate::optim::schedule;
 use crate::task::traits::DataLoader;
 
-impl<F: DataLoader> TrainingRun<'_, F> {
-    /// Measures and shows what is due.
+impl<D: DataLoader> TrainingRun<'_, D> {
+    /// Validates and writes samples when due.
     pub(super) fn evaluate(&mut self) -> Result<()> {
         let (step, config) = (self.progress.step, self.config);
         let is_last = step == self.total_steps;
@@ -40,24 +40,24 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         Ok(())
     }
 
-    /// One sample at a time.
+    /// Over all held-out samples, one at a time.
     fn validation_loss(&mut self) -> Result<f64> {
-        let Self { session, loader: loader, meter, .. } = self;
+        let Self { session, loader, meter, .. } = self;
         session.with_ema(|session| {
             let (mut sum, mut weight) = (0.0, 0.0);
             for index in 0..loader.n_held_out() {
                 let (size, micro_batches) = loader.held_out(index)?;
                 meter.begin(Phase::validate(size));
-                for (counts, micro_batch) in micro_batches {
-                    sum += counts * session.eval_loss(&micro_batch)?;
-                    weight += counts;
+                for (sample_weight, micro_batch) in micro_batches {
+                    sum += sample_weight * session.eval_loss(&micro_batch)?;
+                    weight += sample_weight;
                 }
             }
             Ok(sum / weight)
         })
     }
 
-    /// Lowers the learning rate where the loss does not fall, if it is to be.
+    /// Lowers the learning rate where the loss has stopped falling, if the schedule asks for it.
     fn lower_rate(&mut self, loss: f64) -> Result<()> {
         let (plateau, lowered) = &mut self.progress.rate;
         if self.config.optimizer.lr_scheduler != LrSchedule::Plateau
@@ -73,16 +73,17 @@ impl<F: DataLoader> TrainingRun<'_, F> {
 
     fn write_samples(&mut self) -> Result<()> {
         self.meter.begin(Phase::Show);
-        let Self { session, device, loader: loader, folder, progress, events, .. } = self;
-        let at = (*folder, progress.step);
-        let goes_on = || events.should_continue();
-        let shown = session.with_ema(|session| {
-            loader.write_samples(device, session.trainable_model(), at, &goes_on)
+        let Self { session, device, loader, folder, progress, events, .. } = self;
+        let step = progress.step;
+        let should_continue = || events.should_continue();
+        let written = session.with_ema(|session| {
+            let trainable = session.trainable_model();
+            loader.write_samples(device, trainable, folder, step, &should_continue)
         });
         self.end_phases()?;
-        match shown {
+        match written {
             Ok(events) => self.events.emit_all(events),
-            // The run ends in order, with what it has learnt.
+            // The run saves and ends in the loop.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
             Err(TrainerError::Compute(ComputeError::OutOfMemory {
                 asked, in_use, limit, ..
@@ -91,7 +92,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         }
     }
 
-    /// What is learnt does not depend on what is shown.
+    /// Training continues without samples.
     fn warn_no_samples(
         &mut self,
         [asked_bytes, in_use_bytes, limit_bytes]: [usize; 3],

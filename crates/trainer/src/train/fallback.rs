@@ -1,5 +1,5 @@
-//! What becomes of work that memory does not suffice for: the same work in smaller micro-batches, or with more
-//! gradient checkpointing, as the plan's memory levels says. When to go back is the governor's to say.
+//! Out of memory: the same work again in smaller micro-batches, or with more gradient checkpointing, at the
+//! next of the plan's memory levels. The governor decides when to return to a higher level.
 
 use compute::ComputeError;
 
@@ -9,9 +9,9 @@ use crate::error::{Result, TrainerError};
 use crate::event::{Event, MemoryFallback};
 use crate::task::traits::DataLoader;
 
-impl<F: DataLoader> TrainingRun<'_, F> {
-    /// Does `work`, again in less memory as often as that does not suffice. Nothing of what was tried may
-    /// stay, and nothing in it may wait for another machine, which would wait in vain.
+impl<D: DataLoader> TrainingRun<'_, D> {
+    /// Runs `work`, and again at the next memory level each time it is out of memory. A failed attempt must leave
+    /// no effects, and `work` must not wait for another machine.
     pub(super) fn with_fallback<T>(
         &mut self,
         mut work: impl FnMut(&mut Self) -> Result<T>,
@@ -29,15 +29,15 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         }
     }
 
-    /// Goes over to the next tighter way, and says so; if there is none, what was learnt is saved.
+    /// Falls back to the next memory level, and emits it; without one, saves a checkpoint and fails.
     fn fall_back(&mut self, asked: usize, in_use: usize, limit: usize) -> Result<()> {
-        let (step, from) = (self.progress.step, self.pacing.how());
+        let (step, from) = (self.progress.step, self.pacing.batch_settings());
         let Some(to) = self.pacing.fall_back() else {
             self.save(SaveReason::Latest)?;
             return Err(TrainerError::OutOfMemory { step, asked, in_use, limit });
         };
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
-        let tightened = MemoryFallback { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
-        self.events.emit(Event::Tightened(tightened))
+        let fallback = MemoryFallback { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
+        self.events.emit(Event::Tightened(fallback))
     }
 }

@@ -1,4 +1,4 @@
-//! The folder of a run, and who may write into it.
+//! The folder of a run, and its lock.
 //!
 //! ```text
 //! RUN/
@@ -6,12 +6,12 @@
 //!   config.toml        the job as decided, with the origin of every value
 //!   .inputs.json       what the run is trained on and from, see `identity.rs`
 //!   events.jsonl       what happened, one JSON object per line
-//!   initial/           the model that a job begins with that begins with random weights
+//!   initial/           the randomly initialised model, of a job that trains from scratch
 //!   cache/             encoded images and captions, unless the job shares a cache
 //!   checkpoints/       see `checkpoint.rs`
 //!   samples/           step-000100-1.png: the first prompt after 100 steps
 //!   adapter/           the adapter, for every program that was asked for; or
-//!   model/             the model, if its own weights were trained
+//!   model/             the model, after a full fine-tune
 //!   README.md          the model card
 //!   report.html        how it went, on one page
 //! ```
@@ -26,18 +26,18 @@ use super::{TrainOptions, checkpoint};
 use crate::config::adapter::AdapterKind;
 use crate::config::{self, RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
-use crate::event::journal;
 use crate::event::lock::RunLock;
+use crate::event::{EventSink, journal};
 use crate::export::model;
 use crate::task::seed::{Purpose, seed};
 
 /// The job as decided.
 pub const CONFIG: &str = "config.toml";
 
-/// Its first line, by which hearth knows its own.
+/// Its first line, which marks it as written by hearth.
 pub const CONFIG_HEADER: &str = config::HEADER;
 
-/// The model that a job begins with that begins with random weights.
+/// The randomly initialised model, of a job that trains from scratch.
 pub const INITIAL: &str = "initial";
 
 /// A run's folder, locked as long as this lives.
@@ -49,35 +49,41 @@ pub struct RunFolder {
     _lock: RunLock,
 }
 
+/// Where a run writes its files and its events.
+#[derive(Clone, Copy)]
+pub(super) struct RunOutput<'a> {
+    pub folder: &'a RunFolder,
+    pub events: &'a EventSink<'a>,
+}
+
 impl RunFolder {
-    /// Takes the folder for a run. One that has saved a checkpoint is only gone on with; one that has
-    /// not has nothing to lose, and is begun again.
-    pub fn open(path: &Path, start: TrainOptions) -> Result<Self> {
+    /// Takes the folder for a run. A run that has saved a checkpoint can only be resumed; one that has not is
+    /// started again.
+    pub fn open(path: &Path, options: TrainOptions) -> Result<Self> {
         let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
         let is_saved = || checkpoint::exists_in(path);
-        if start.resume && !journal::has_begun(path) && !is_saved() {
+        if options.resume && !journal::has_begun(path) && !is_saved() {
             return Err(TrainerError::NoRun { path: path.into() });
         }
         fs::create_dir_all(path).map_err(failed)?;
         let lock = RunLock::take(path).map_err(failed)?;
         let lock = lock.ok_or_else(|| TrainerError::FolderBusy { path: path.into() })?;
         let was_saved = journal::has_saved(path);
-        match (start.resume, is_saved()) {
+        match (options.resume, is_saved()) {
             (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),
             (false, true) => Err(TrainerError::FolderTaken { path: path.into() }),
             (false, false) if was_saved => Err(TrainerError::FolderTaken { path: path.into() }),
-            _ => Ok(Self { path: path.into(), options: start, _lock: lock }),
+            _ => Ok(Self { path: path.into(), options, _lock: lock }),
         }
     }
 
-    /// The model that draws and that a job begins with: its base, or one like it that has learnt nothing
-    /// yet.
+    /// The diffusion model that a job starts from: its base, or a random init of the same shape.
     pub fn base(&self, config: &RunConfig) -> Result<PathBuf> {
-        // Said now and not when all is trained: what comes of it is a folder like that one.
+        // Checked now and not after training: the result is a folder like that one.
         if config.adapter.kind == AdapterKind::Full && !config.base.path.is_dir() {
             return Err(TrainerError::Request {
                 problem: format!(
-                    "a model's own weights can be trained in a folder, not in one file: {}",
+                    "a full fine-tune needs a model folder, found one file: {}",
                     config.base.path.display()
                 ),
                 hint: "give base.path a folder as diffusers saves it",
@@ -88,7 +94,7 @@ impl RunFolder {
         }
         let place = self.path.join(INITIAL);
         if !self.options.resume && place.exists() {
-            // Of an attempt, whose seed or base may have been another.
+            // Left by an earlier attempt, maybe with another seed or base.
             let failed = |source| TrainerError::Io { what: "remove", path: place.clone(), source };
             fs::remove_dir_all(&place).map_err(failed)?;
         }
@@ -105,14 +111,14 @@ impl RunFolder {
         Ok(place)
     }
 
-    /// The job with what a plan chose when the run began and what cannot change since: a checkpoint in
-    /// one precision does not go on in another.
+    /// The job with the precision that the plan chose when the run started: a checkpoint cannot be resumed in
+    /// another one.
     pub fn with_pinned_precision(&self, config: &RunConfig) -> RunConfig {
         if !self.options.resume {
             return config.clone();
         }
         let before = RawConfig::from_file(&self.path.join(CONFIG)).and_then(RawConfig::resolve);
-        // What cannot be read is found by comparing the checkpoint's settings.
+        // A config that cannot be read shows when the checkpoint's settings are compared.
         before.map_or_else(|_| config.clone(), |before| config.with_precision_of(&before))
     }
 
@@ -134,7 +140,7 @@ impl RunFolder {
 mod tests {
     use super::*;
 
-    /// A run that has begun, and what else is told of it.
+    /// The events of a run that has started, and more.
     fn journal(more: &str) -> String {
         let begun = r#"{"event":"begin","version":"","base":"","engine":"","from_step":0,"steps":1,
             "images":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],

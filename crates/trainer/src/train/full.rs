@@ -1,6 +1,5 @@
-//! A checkpoint of a full fine-tune as a model folder: what the run would have written, had it ended
-//! there. The checkpoint holds the parameters already, so that the model is not written twice with each of
-//! them.
+//! Exports a checkpoint of a full fine-tune as a model folder, as at the end of a run. The checkpoint has the
+//! parameters in its state; a second copy of the model with each checkpoint would be waste.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -30,7 +29,7 @@ pub struct FullCheckpoint {
     names: HashMap<String, String>,
 }
 
-/// A model that was made of a checkpoint.
+/// A model exported from a checkpoint.
 pub struct FullModel {
     /// Tensors that were trained.
     pub n_tensors: usize,
@@ -39,8 +38,8 @@ pub struct FullModel {
 }
 
 impl FullCheckpoint {
-    /// Opens the checkpoint of a run that trained all weights of `base`; none if there is another thing at
-    /// that place. What else has to be known is in the run's folder.
+    /// Opens a checkpoint of a full fine-tune of `base`; none if `folder` is something else. The run's folder has
+    /// its configuration.
     pub fn open(folder: &Path, base: &Path) -> Result<Option<Self>> {
         if !is_checkpoint(folder) || adapter_in(folder).is_some() {
             return Ok(None);
@@ -52,7 +51,7 @@ impl FullCheckpoint {
         if config.adapter.kind != AdapterKind::Full {
             return Ok(None);
         }
-        // What is not trained of a model that began with random weights is not the base's either.
+        // After a random init, tensors that are not trained come from the initial model.
         let initial = run.join(INITIAL);
         if config.base.random_init && initial.exists() {
             config.base.path = initial;
@@ -65,15 +64,15 @@ impl FullCheckpoint {
                     "the checkpoint does not name its parameters: {}",
                     folder.display()
                 ),
-                hint: "an older hearth wrote it: go on with --resume, and export the next",
+                hint: "it is from an older hearth: continue the run with --resume, and export its next checkpoint",
             });
         }
         Ok(Some(Self { config, catalog, names }))
     }
 
-    /// Writes the model into a folder that is not there yet, and opens it again.
+    /// Writes the model into a new folder, and opens it to check it.
     pub fn write(&self, rest: Option<&Path>, out: &Path) -> Result<FullModel> {
-        let numbers = |name: &str| -> std::result::Result<Option<Vec<f32>>, WeightsError> {
+        let values = |name: &str| -> std::result::Result<Option<Vec<f32>>, WeightsError> {
             let Some(stored) = self.names.get(name) else { return Ok(None) };
             let tensor = self.catalog.find(stored)?;
             load_f32(&self.catalog, tensor, 0..tensor.numel()).map(Some)
@@ -83,7 +82,7 @@ impl FullCheckpoint {
             TrainingData::Images { .. } => {
                 let pipeline = Pipeline::open(&self.config.base.path, rest)?;
                 self.check(&pipeline.transformer.config.tensor_specs()?)?;
-                model::write(&pipeline, &numbers, self.config.base.dtype, out)?;
+                model::write(&pipeline, &values, self.config.base.dtype, out)?;
                 Pipeline::open(out, None)?;
             }
             TrainingData::Texts { .. } => {
@@ -91,7 +90,7 @@ impl FullCheckpoint {
                     LanguagePipeline::open(&self.config, false)?;
                 self.check(&base.tensor_specs()?)?;
                 language::write_model(&base, &tokenizer, dtype, out, &mut |_, want| {
-                    Ok(numbers(&want.name)?.expect("all of the model was trained"))
+                    Ok(values(&want.name)?.expect("all of the model was trained"))
                 })?;
                 LanguageModel::open(out)?;
             }
@@ -99,7 +98,7 @@ impl FullCheckpoint {
         Ok(FullModel { n_tensors: self.names.len(), dtype })
     }
 
-    /// That these are the base's tensors: no other's are to be written among them.
+    /// Fails unless the checkpoint's tensors are those of the base.
     fn check(&self, wants: &[TensorSpec]) -> Result<()> {
         let n_trained = wants.iter().filter(|want| self.names.contains_key(&want.name)).count();
         let mut problem = (n_trained < self.names.len())
@@ -109,28 +108,27 @@ impl FullCheckpoint {
             let n_wanted = want.shape.elements() as u64;
             let found = match self.names.get(&want.name) {
                 Some(stored) => self.catalog.find(stored)?.numel(),
-                // What is computed and not trained, as the table of positions.
+                // Computed and not trained, as position embeddings.
                 None if want.role == TensorRole::Array => n_wanted,
                 None => 0,
             };
             if found != n_wanted {
                 let name = &want.name;
                 let found =
-                    format!("{name} has {found} numbers in the checkpoint, {n_wanted} in the base");
+                    format!("{name} has {found} values in the checkpoint, {n_wanted} in the base");
                 problem = problem.or(Some(found));
             }
         }
-        let hint = "give the base that the run began with";
+        let hint = "use the base that the run started from";
         problem.map_or(Ok(()), |problem| Err(TrainerError::Request { problem, hint }))
     }
 }
 
-/// What lies in a checkpoint, by the model's names: EMA where there are any, as in what a run
-/// writes at its end.
+/// A checkpoint's parameters by the model's names: their EMA where there is one, as in the export at the end.
 fn names(catalog: &Catalog) -> HashMap<String, String> {
     let stored = |parameter: &String| {
-        let mean = parameter.replacen(PARAMETER_PREFIX, EMA_PREFIX, 1);
-        if catalog.find(&mean).is_ok() { mean } else { parameter.clone() }
+        let ema = parameter.replacen(PARAMETER_PREFIX, EMA_PREFIX, 1);
+        if catalog.find(&ema).is_ok() { ema } else { parameter.clone() }
     };
     let named = catalog.metadata.iter().filter(|(stored, _)| stored.starts_with(PARAMETER_PREFIX));
     named.map(|(parameter, name)| (name.clone(), stored(parameter))).collect()

@@ -1,7 +1,7 @@
-//! Whether a run is learning: pure, from the figures of its steps. It remembers the last two hundred
-//! losses and the norms of as many gradients as it compares, and counts what was not finite. What it
-//! finds is said once until it is over: until it was not found for a hundred steps. It changes nothing
-//! about the run; what ends one early or lowers its rate is the held-out loss, in `run.rs`.
+//! Whether a run is learning: pure, from the metrics of its steps. It keeps the last two hundred losses and
+//! gradient norms, and counts steps that were not finite. A warning is emitted once, and again only after a
+//! hundred steps without it. It changes nothing about the run; early stopping and the plateau schedule go by the
+//! held-out loss, in `evaluation.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,42 +14,41 @@ use crate::event::warning::{Divergence, WarningKind};
 /// Steps that are looked at together.
 pub const WINDOW: usize = 100;
 
-/// Losses of which one half can be compared with the other. Chosen: means of 25 single images scatter
-/// by a tenth, and a rate that is far too high spoils a model in less.
+/// Losses of which one half can be compared with the other. Chosen: means of 25 single images vary by a
+/// tenth, and a learning rate that is far too high spoils a model in less.
 const MIN_LOSSES: usize = 50;
 
-/// A loss that is so many times that of the window before has come apart. Chosen: losses of single
-/// images scatter by a third to a half, their means over a hundred by a twentieth.
+/// A loss that is so many times that of the window before is rising. Chosen: losses of single images vary by a
+/// third to a half, their means over a hundred by a twentieth.
 const RISE_FACTOR: f64 = 1.5;
 
-/// Losses whose deviation is so many times their mean scatter. Measured in runs of `recipes/demo.toml`
+/// Losses whose standard deviation is so many times their mean are unstable. Measured in runs of `recipes/demo.toml`
 /// with `train.batch_size=1`: 0.3 to 0.4 at a rate of 1e-3, 0.7 to 1.2 at 5e-2, which spoils the model.
 const SCATTERED: f64 = 1.0;
 
-/// A gradient so many times as long as usual has exploded. Measured in the same runs: that of one
+/// A gradient norm so many times the usual one has exploded. Measured in the same runs: that of one
 /// image in a hundred is ten times the median.
 const EXPLODED_FACTOR: f64 = 10.0;
 
 /// Steps in which gradients explode ...
 const RECENT: usize = 20;
 
-/// ... if so many of them do. Chosen: fewer are odd images, which clipping is there for.
+/// ... if so many of them do. Chosen: fewer are outliers, which gradient clipping is there for.
 const SEVERAL: usize = 5;
 
-/// A gradient that is shorter than this share of the usual one at first has vanished. Chosen: what is
-/// learnt from noise is never all learnt; the demo's gradients end at half of what they were.
+/// A gradient norm below this share of the usual one at first has vanished. Chosen: the loss on noise never
+/// reaches zero; the demo's gradient norms end at half of what they were.
 const VANISHED_SHARE: f64 = 1e-3;
 
-/// A gradient so short is none. Taken: the default of `optimizer.epsilon`, below which `AdamW`'s steps
-/// become shorter.
+/// A gradient norm below this is zero. Taken: the default of `optimizer.epsilon`, below which `AdamW`'s steps
+/// become smaller.
 const ZERO_NORM: f64 = 1e-8;
 
-/// Steps without a finite gradient that are not worth a word. Chosen: in f32 and bf16 there are none
-/// while all is well, and an image may be odd.
+/// Steps without a finite gradient that give no warning. Chosen: healthy runs in f32 and bf16 have none, and
+/// one image may be an outlier.
 const FEW_SKIPPED: u64 = 2;
 
-/// Such steps that f16 may take beside, until its loss scale has found its place. Taken: it begins at
-/// two to the sixteenth.
+/// More such steps that f16 may take until its loss scale has settled. Taken: it starts at 2^16.
 const HALVINGS: u64 = 16;
 
 /// Steps in a row without a finite gradient that end a run. Chosen: more than those halvings.
@@ -62,18 +61,18 @@ const FINAL_LOSSES: usize = 20;
 /// single images differ by less than ten.
 const DIVERGED_FACTOR: f64 = 10.0;
 
-/// The same of fewer than [`SEVERAL`] losses at the end, which all have to be as large. Chosen: losses of
-/// single short texts may differ by more than ten.
+/// The same for fewer than [`SEVERAL`] losses at the end, all of which have to be as large. Chosen: losses of
+/// single short texts may differ by more than ten times.
 const DIVERGED_FACTOR_FEW: f64 = 30.0;
 
-/// A loss below this is as good as none, and no measure of others. Chosen: that of texts known by heart.
+/// A loss below this is no reference for others. Chosen: that of memorised texts.
 const ZERO_LOSS: f64 = 1e-2;
 
 /// Steps without a finite gradient at the end of a run that make it one that diverged. Chosen: in f16 one
 /// is normal now and then.
 const MAX_SKIPPED_AT_END: u32 = 3;
 
-/// What is remembered.
+/// State over the steps of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
     /// The last losses, at most two windows.
@@ -100,7 +99,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Takes in a step; returns what is news.
+    /// Takes in a step; returns new warnings.
     pub fn observe(&mut self, step: &StepMetrics) -> Vec<WarningKind> {
         self.remember(step);
         self.told.retain(|_, left| {
@@ -115,13 +114,13 @@ impl Health {
             self.skipped(step),
             self.not_finite(),
         ];
-        let mut news: Vec<WarningKind> = found.into_iter().flatten().collect();
-        // All of them are remembered, also those that are no news.
-        news.retain(|kind| {
+        let mut new: Vec<WarningKind> = found.into_iter().flatten().collect();
+        // All of them are remembered, also those that are not new.
+        new.retain(|kind| {
             let was_told = self.told.insert(kind.name().into(), WINDOW).is_some();
             !was_told || is_fatal(kind)
         });
-        news
+        new
     }
 
     fn remember(&mut self, step: &StepMetrics) {
@@ -153,7 +152,7 @@ impl Health {
         (now > RISE_FACTOR * before).then_some(WarningKind::LossRising { steps, now, before })
     }
 
-    /// By the differences of neighbours, which a loss that falls or jumps leaves small.
+    /// By the differences of neighbours, which stay small where a loss falls or jumps.
     fn scattered(&self) -> Option<WarningKind> {
         let losses = without_largest(last(&self.losses, WINDOW)?.collect());
         let squares = losses.windows(2).map(|pair| (pair[0] - pair[1]).powi(2));
@@ -167,8 +166,8 @@ impl Health {
         })
     }
 
-    /// Recent gradients are compared with those before them, so that gradients which shrink, as they do
-    /// when a training begins, are none that explode.
+    /// Recent norms are compared with those before them: at the start of a run norms shrink, which is not
+    /// exploding.
     fn exploding(&self) -> Option<WarningKind> {
         let n_before = self.norms.len().checked_sub(RECENT).filter(|n| *n >= RECENT)?;
         let usual = median(self.norms.iter().take(n_before).copied()).max(ZERO_NORM);
@@ -201,7 +200,7 @@ impl Health {
         (steps >= MAX_SKIPPED).then_some(WarningKind::NotFinite { steps })
     }
 
-    /// Why a run that is over has come to nothing, if it has.
+    /// Why a finished run has diverged, if it has.
     pub fn divergence(&self) -> Option<Divergence> {
         if self.is_loss_lost {
             return Some(Divergence::Loss);
@@ -243,22 +242,22 @@ impl Health {
     }
 }
 
-/// All but the largest: one image may be as odd as it likes.
+/// All but the largest: one sample may be an outlier.
 fn without_largest(mut losses: Vec<f64>) -> Vec<f64> {
     let largest = (0..losses.len()).max_by(|a, b| losses[*a].total_cmp(&losses[*b]));
     largest.map(|at| losses.remove(at));
     losses
 }
 
-/// Adds one, and forgets the oldest where there are more than `most`.
-fn push(all: &mut VecDeque<f64>, one: f64, most: usize) {
-    all.push_back(one);
-    if all.len() > most {
+/// Adds a value, and drops the oldest beyond `max`.
+fn push(all: &mut VecDeque<f64>, value: f64, max: usize) {
+    all.push_back(value);
+    if all.len() > max {
         all.pop_front();
     }
 }
 
-/// The last `n`, if there are as many.
+/// The last `n`, if there are so many.
 fn last(all: &VecDeque<f64>, n: usize) -> Option<impl Iterator<Item = f64>> {
     all.len().checked_sub(n).map(|from| all.iter().skip(from).copied())
 }
@@ -270,7 +269,7 @@ fn median(all: impl Iterator<Item = f64>) -> f64 {
     *all.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-/// Whether nothing good can come of the run any more.
+/// Whether a warning ends the run.
 pub fn is_fatal(kind: &WarningKind) -> bool {
     matches!(kind, WarningKind::NotFinite { .. })
 }

@@ -1,5 +1,4 @@
-//! What a checkpoint belongs to: going on with another model, other samples or other settings would
-//! give a result that no run gives.
+//! What a checkpoint belongs to: a run cannot be resumed with another model, other samples or other settings.
 //!
 //! ```text
 //! RUN/checkpoints/step-000250/progress.json   settings, one checksum of the model and one of the samples
@@ -52,8 +51,8 @@ pub const INPUTS: &str = ".inputs.json";
 /// Parts that are kept by name. Chosen: some ten megabytes.
 const MOST_PARTS: usize = 200_000;
 
-/// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
-/// what lies there is compared instead.
+/// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
+/// are compared instead.
 const FREE_KEYS: [&str; 12] = [
     "train.steps",
     "train.epochs",
@@ -70,7 +69,7 @@ const FREE_KEYS: [&str; 12] = [
 ];
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
-/// Keys that may change when they are typed for the run that goes on: a learning rate is lowered on
+/// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.
 const RATE_KEYS: [&str; 5] = [
     "optimizer.learning_rate",
@@ -82,7 +81,7 @@ const RATE_KEYS: [&str; 5] = [
 
 impl Identity {
     /// Of a job.
-    pub fn new<F: DataLoader>(config: &RunConfig, task: &F::Task, loader: &F) -> Result<Self> {
+    pub fn new<D: DataLoader>(config: &RunConfig, task: &D::Task, loader: &D) -> Result<Self> {
         let is_free = |key: &str| {
             FREE_KEYS.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
@@ -96,7 +95,7 @@ impl Identity {
         Ok(Self { settings, base, samples, typed, inputs })
     }
 
-    /// Keeps what the job is made of by name, for the next one that goes on.
+    /// Writes the inputs by name, for comparison when the run is resumed.
     pub fn write_inputs(&self, folder: &RunFolder) -> Result<()> {
         let RunInputs { base, samples } = &self.inputs;
         if base.len() + samples.len() > MOST_PARTS {
@@ -106,7 +105,7 @@ impl Identity {
         folder.write(INPUTS, &(text + "\n"))
     }
 
-    /// That a checkpoint with this identity is one of `job`; returns what is not as it was on purpose.
+    /// Fails unless a checkpoint with this identity is one of `job`; returns what was changed on purpose.
     pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<ChangedSetting>> {
         let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
         let changed =
@@ -123,26 +122,22 @@ impl Identity {
         if !others.is_empty() {
             let is_rate = others.iter().all(|key| RATE_KEYS.contains(&key.as_str()));
             let hint = if is_rate { TYPE_IT_HINT } else { UNDO_HINT };
-            let said = others.into_iter().map(|key| changed(key).to_string());
-            return refuse(said.collect::<Vec<_>>().join("; "), hint);
+            let problems = others.into_iter().map(|key| changed(key).to_string());
+            return refuse(problems.collect::<Vec<_>>().join("; "), hint);
         }
         let before = inputs_of(checkpoint);
         for (what, [was, is], [of_before, of_job]) in [
             ("the base", [&self.base, &job.base], [&before.base, &job.inputs.base]),
-            (
-                "what it learns from",
-                [&self.samples, &job.samples],
-                [&before.samples, &job.inputs.samples],
-            ),
+            ("the dataset", [&self.samples, &job.samples], [&before.samples, &job.inputs.samples]),
         ] {
             if was == is {
                 continue;
             }
-            // Runs of before kept no parts, and an order has none.
+            // Old runs have no parts, and a changed order shows in none.
             let named = difference(of_before, of_job).filter(|_| !of_before.is_empty());
             let problem = named.map_or_else(
                 || format!("{what} was {was:.8}, is {is:.8}"),
-                |named| format!("{what} is not what it was: {named}"),
+                |named| format!("{what} has changed: {named}"),
             );
             return refuse(problem, UNDO_HINT);
         }
@@ -164,7 +159,7 @@ fn settings_of_before<'de, D: Deserializer<'de>>(
     Ok(saved.iter().map(|(key, value)| renamed::under_new_names(key, value)).collect())
 }
 
-const UNDO_HINT: &str = "undo the change, or begin a new run with another --out";
+const UNDO_HINT: &str = "undo the change, or start a new run with another --out";
 const TYPE_IT_HINT: &str = "to change the learning rate or its schedule from here on, type it: \
                        --resume --set optimizer.learning_rate=VALUE; or undo the change in the job";
 

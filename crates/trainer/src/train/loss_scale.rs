@@ -1,9 +1,9 @@
-//! What the loss is multiplied by in f16, whose smallest number small gradients fall below
+//! Loss scaling in f16, so that small gradients do not underflow
 //! (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2).
 
 use serde::{Deserialize, Serialize};
 
-/// A factor that grows while all goes well, and shrinks when a gradient overflows.
+/// A dynamic loss scale: grows while gradients are finite, and shrinks when one overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     factor: f64,
@@ -22,12 +22,12 @@ impl LossScale {
         Self { factor: INITIAL_SCALE, good_steps: 0 }
     }
 
-    /// What the loss is multiplied by.
+    /// The factor on the loss.
     pub fn factor(self) -> f64 {
         self.factor
     }
 
-    /// After a step whose gradients were finite, or were not.
+    /// After a step with finite gradients, or not.
     pub fn update(&mut self, is_finite: bool) {
         *self = match (is_finite, self.good_steps + 1) {
             (false, _) => Self { factor: self.factor / 2.0, good_steps: 0 },
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_halves_at_once_and_doubles_with_patience() {
+    fn it_halves_on_overflow_and_doubles_after_the_growth_interval() {
         let mut scale = LossScale::new();
         scale.update(false);
         assert_eq!(scale.factor(), 32768.0);

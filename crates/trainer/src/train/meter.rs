@@ -1,6 +1,6 @@
-//! What each phase of a run takes, measured, beside what was planned for it. Phases come again and
-//! again, steps thousands of times: an event is made of one when it is the first of its name, and when
-//! it took more than those before. Holes between tensors count, as they do in plans.
+//! The measured memory peak of each phase, beside the planned one. Phases repeat, steps thousands of times: an
+//! event is emitted for the first of a name, and when one takes more than those before. Fragmentation counts,
+//! as it does in plans.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use crate::event::{Event, Phase, PlannedPhase};
 pub struct PhaseMeter {
     device: Device,
     planned: Vec<PlannedPhase>,
-    /// The phase that is measured now.
+    /// The phase being measured.
     open: Option<Phase>,
-    /// The most of each phase so far.
+    /// The peak of each phase so far.
     peaks: BTreeMap<Phase, usize>,
     ended: EndedPhases,
-    /// The most of the whole run so far.
+    /// The peak of the whole run so far.
     pub peak_bytes: usize,
 }
 
-/// Phases since it was last asked.
+/// Phases since the last call.
 #[derive(Debug, Default, PartialEq)]
 pub struct EndedPhases {
-    /// What there is to tell of them.
+    /// Events about them.
     pub events: Vec<Event>,
-    /// The most that one of them took.
+    /// The highest of their peaks.
     pub peak_bytes: usize,
 }
 
@@ -34,17 +34,17 @@ impl PhaseMeter {
     /// Before the first phase.
     pub fn new(device: &Device, planned: &[PlannedPhase]) -> Self {
         let (device, planned) = (device.clone(), planned.to_vec());
-        let (most, ended) = (BTreeMap::new(), EndedPhases::default());
-        Self { device, planned, open: None, peaks: most, ended, peak_bytes: 0 }
+        let (peaks, ended) = (BTreeMap::new(), EndedPhases::default());
+        Self { device, planned, open: None, peaks, ended, peak_bytes: 0 }
     }
 
-    /// What follows is a phase. One that was open has ended.
+    /// Begins a phase; ends the open one.
     pub fn begin(&mut self, phase: Phase) {
         self.close();
         self.open = Some(phase);
     }
 
-    /// Ends the phase that is open; gives all that ended since this was last asked.
+    /// Ends the open phase; returns all that ended since the last call.
     pub fn end(&mut self) -> EndedPhases {
         self.close();
         std::mem::take(&mut self.ended)
@@ -60,7 +60,7 @@ impl PhaseMeter {
             return;
         }
         self.peaks.insert(phase.clone(), peak_bytes);
-        // What was not planned has no memory of its own.
+        // A phase that is not in the plan uses no device memory.
         if let Some(planned) = self.planned.iter().find(|planned| planned.name == phase) {
             let planned_bytes = planned.peak_bytes;
             self.ended.events.push(Event::Memory { phase, planned_bytes, peak_bytes });
@@ -75,11 +75,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_is_told_of_once_and_when_it_takes_more() {
+    fn a_phase_is_emitted_once_and_when_it_takes_more() {
         let device = Device::meta(DeviceKind::cpu(1), 1 << 20);
         let planned = PlannedPhase { name: Phase::train("64x32"), peak_bytes: 1000 };
         let mut meter = PhaseMeter::new(&device, &[planned]);
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         let _weights = device.alloc([64], Dtype::U8).unwrap();
         for bytes in [192, 128, 256, 256] {
             meter.begin(Phase::train("64x32"));
@@ -87,14 +87,14 @@ mod tests {
             meter.begin("not planned".into());
             drop(device.alloc([64], Dtype::U8).unwrap());
             let EndedPhases { events, peak_bytes } = meter.end();
-            told.push((events.len(), peak_bytes));
+            emitted.push((events.len(), peak_bytes));
             for event in events {
                 let Event::Memory { phase, planned_bytes, peak_bytes } = event else { panic!() };
                 assert_eq!((phase, planned_bytes), (Phase::train("64x32"), 1000));
                 assert_eq!(peak_bytes, 64 + bytes);
             }
         }
-        assert_eq!(told, [(1, 256), (0, 192), (1, 320), (0, 320)]);
+        assert_eq!(emitted, [(1, 256), (0, 192), (1, 320), (0, 320)]);
         drop(device.alloc([640], Dtype::U8).unwrap());
         assert_eq!(meter.end(), EndedPhases::default());
         assert_eq!(meter.peak_bytes, 704);

@@ -1,6 +1,6 @@
-//! Training, from a job to a proven result. [`train`] is the list of its stages; each is a room of its
-//! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is a
-//! `task::task`, and `images/` and `texts/` are those there are.
+//! Training, from a job to the exported result. [`train`] is the list of its stages; each is a module of its
+//! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is the
+//! [`Task`](crate::task::traits::Task), implemented in `diffusion/` and `language/`.
 
 mod begin;
 pub mod checkpoint;
@@ -32,7 +32,7 @@ use self::begin::begin;
 pub use self::device::DeviceSetup;
 use self::device::{MeteredDevice, RunSetup};
 use self::diffusion::DiffusionTask;
-use self::folder::RunFolder;
+use self::folder::{RunFolder, RunOutput};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::training_data::TrainingData;
@@ -50,31 +50,32 @@ use crate::task::traits::DataLoader;
 /// How a run is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrainOptions {
-    /// Goes on where the folder's last checkpoint is.
+    /// Resumes from the folder's last checkpoint.
     pub resume: bool,
-    /// Writes what came of the run also if it diverged.
+    /// Exports the result also if the run diverged.
     pub force: bool,
 }
 
-/// Trains: opens the model, prepares what it learns from, plans, runs the loop, writes what came of it.
-/// Everybody who listens hears each event; when `stop` is raised, the run saves and ends.
+/// Trains: opens the model, prepares the dataset, plans, runs the loop, exports the result. Every listener
+/// gets each event; when `stop` is set, the run saves and ends.
 pub fn train(
     config: &RunConfig,
-    on: &DeviceSetup<'_>,
-    start: TrainOptions,
+    device_setup: &DeviceSetup<'_>,
+    options: TrainOptions,
     listeners: &[EventListener<'_>],
     stop: &AtomicBool,
 ) -> Result<RunEnd> {
     output_folder::check(config, &[])?;
-    let folder = RunFolder::open(&config.output.folder, start)?;
+    let folder = RunFolder::open(&config.output.folder, options)?;
     let end = {
         let report = LiveReport::begin(folder.path.clone());
         let rewrite = |record: &EventRecord| report.observe(&record.event);
         let listeners = [&[&rewrite as EventListener<'_>], listeners].concat();
-        let events = EventSink::open(&folder.path, start.resume, &listeners, stop)?;
-        train_into(&folder.with_pinned_precision(config), on, (&folder, &events)).inspect_err(
+        let events = EventSink::open(&folder.path, options.resume, &listeners, stop)?;
+        let output = RunOutput { folder: &folder, events: &events };
+        train_into(&folder.with_pinned_precision(config), device_setup, output).inspect_err(
             |error| {
-                // The error itself is worse than that it is nowhere written.
+                // Returned as well, so that failing to write it is not fatal.
                 _ = events.fail(error);
             },
         )
@@ -88,13 +89,14 @@ pub fn train(
 
 fn train_into(
     config: &RunConfig,
-    on: &DeviceSetup<'_>,
-    (folder, events): (&RunFolder, &EventSink<'_>),
+    device_setup: &DeviceSetup<'_>,
+    output: RunOutput<'_>,
 ) -> Result<RunEnd> {
+    let RunOutput { folder, events } = output;
     events.emit(Event::Phase { name: Phase::Open })?;
     let end = match config.data {
-        TrainingData::Images { .. } => train_images(config, on, (folder, events)),
-        TrainingData::Texts { .. } => train_texts(config, on, (folder, events)),
+        TrainingData::Images { .. } => train_images(config, device_setup, output),
+        TrainingData::Texts { .. } => train_texts(config, device_setup, output),
     }?;
     let figures = RunFigures::of(&History::open(&folder.path)?);
     let end = RunEnd { loss: figures.and_then(|figures| figures.final_loss), ..end };
@@ -108,17 +110,17 @@ fn train_into(
 /// Trains a diffusion model on images.
 fn train_images(
     config: &RunConfig,
-    on: &DeviceSetup<'_>,
-    (folder, events): (&RunFolder, &EventSink<'_>),
+    device_setup: &DeviceSetup<'_>,
+    output: RunOutput<'_>,
 ) -> Result<RunEnd> {
+    let RunOutput { folder, events } = output;
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
-    let (planned, index, place) = diffusion::prepare(config, &pipeline, on, events)?;
+    let (planned, index, device) = diffusion::prepare(config, &pipeline, device_setup, events)?;
     let task = DiffusionTask::new(&planned.config, &pipeline)?;
     let loader = diffusion::ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
-    let setup = planned.setup(on);
-    // What is written after is made of numbers outside the arena, which is gone by then.
-    let (end, trained) =
-        run_training(&planned.config, &task, loader, (setup, place), (folder, events))?;
+    let setup = planned.setup(device_setup);
+    // The trained weights are on the host: the arena is freed by then.
+    let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.why.is_done() {
         diffusion::write_result(&planned.config, &mut pipeline, trained, folder, events)?;
     }
@@ -128,37 +130,40 @@ fn train_images(
 /// Trains a language model on texts.
 fn train_texts(
     config: &RunConfig,
-    on: &DeviceSetup<'_>,
-    (folder, events): (&RunFolder, &EventSink<'_>),
+    device_setup: &DeviceSetup<'_>,
+    output: RunOutput<'_>,
 ) -> Result<RunEnd> {
-    let opened = language::LanguagePipeline::open(config, false)?;
-    let (planned, texts) = language::prepare(config, &opened.task(config)?, on, events)?;
-    let task = opened.task(&planned.config)?;
+    let RunOutput { folder, events } = output;
+    let pipeline = language::LanguagePipeline::open(config, false)?;
+    let (planned, texts) =
+        language::prepare(config, &pipeline.task(config)?, device_setup, events)?;
+    let task = pipeline.task(&planned.config)?;
     let loader = language::TextLoader::new(task, &planned.config, texts)?;
-    let (setup, place) = (planned.setup(on), MeteredDevice::open(on, &planned.plan)?);
-    let (end, trained) =
-        run_training(&planned.config, &task, loader, (setup, place), (folder, events))?;
+    let setup = planned.setup(device_setup);
+    let device = MeteredDevice::open(device_setup, &planned.plan)?;
+    let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.why.is_done() {
-        language::write_result(&planned.config, opened, trained, folder, events)?;
+        language::write_result(&planned.config, pipeline, trained, folder, events)?;
     }
     Ok(end)
 }
 
-/// Runs the loop, and gives what came of it. What is lost with a GPU is done again from the last
-/// checkpoint on: the model is loaded once more, and the same steps follow.
-fn run_training<F: DataLoader>(
+/// Runs the loop, and returns the trained weights. After the loss of a GPU it continues from the last
+/// checkpoint: the model is loaded again, and the same steps follow.
+fn run_training<D: DataLoader>(
     config: &RunConfig,
-    task: &F::Task,
-    mut loader: F,
-    (setup, place): (RunSetup<'_>, MeteredDevice),
-    (folder, events): (&RunFolder, &EventSink<'_>),
+    task: &D::Task,
+    mut loader: D,
+    setup: RunSetup<'_>,
+    device: MeteredDevice,
+    output: RunOutput<'_>,
 ) -> Result<(RunEnd, TrainedWeights)> {
-    let (learnt, _) = place.retry_on_gpu_loss(setup, events, |place, events, reached| {
-        let mut run = begin(config, task, &mut loader, (setup, place), (folder, events))?;
+    let (result, _) = device.retry_on_gpu_loss(setup, output.events, |device, reached| {
+        let mut run = begin(config, task, &mut loader, setup, device, output)?;
         let end = run.train_loop();
         *reached = run.progress.step.max(*reached);
         let (end, trained) = (end?, run.session.with_ema(Session::trained_weights)?);
-        Ok((run.check_divergence(end, &trained, folder.options.force)?, trained))
+        Ok((run.check_divergence(end, &trained, output.folder.options.force)?, trained))
     })?;
-    Ok(learnt)
+    Ok(result)
 }

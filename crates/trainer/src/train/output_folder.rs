@@ -1,4 +1,4 @@
-//! Whether a run may write into its output folder, looked at before anything is written. Nothing that
+//! Whether a run may write into its output folder, checked before anything is written. Nothing that
 //! hearth did not write is overwritten, and nothing it writes lands among what it reads: samples in the
 //! folder of images would be trained on after `--resume`.
 //!
@@ -18,16 +18,16 @@ use crate::export::card;
 use crate::report::document;
 use crate::text::HeldOut;
 
-/// Files of a run that tell by their text that hearth wrote them.
+/// Files of a run whose text marks them as written by hearth.
 const MARKED: [(&str, &str); 3] =
     [(CONFIG, CONFIG_HEADER), (card::FILE_NAME, card::MARK), ("report.html", document::MARK)];
 
-/// Folders of a run, and a file, which do not tell.
+/// Folders of a run, and a file, without such a mark.
 const FOLDERS: [&str; 6] =
     ["adapter", "model", "samples", "checkpoints", "initial", identity::INPUTS];
 
-/// That a job's output folder is free for a run, or has one of ours. `beside` names what the caller
-/// writes there too.
+/// Fails unless a job's output folder is free, or has a run of ours. `beside` names what else the caller
+/// writes there.
 pub fn check(config: &RunConfig, beside: &[&str]) -> Result<()> {
     let folder = &config.output.folder;
     check_disjoint(config)?;
@@ -50,7 +50,7 @@ pub fn check(config: &RunConfig, beside: &[&str]) -> Result<()> {
     }
 }
 
-/// That the output folder is not, and is not in, what the job reads.
+/// Fails if the output folder is, or is in, what the job reads.
 fn check_disjoint(config: &RunConfig) -> Result<()> {
     let folder = real(&config.output.folder);
     let refuse = |problem: String| {
@@ -85,7 +85,7 @@ fn trained_on(config: &RunConfig) -> Vec<(&'static str, &Path)> {
     }
 }
 
-/// A path without links, also of what is not there yet.
+/// A path without links, also of what does not exist yet.
 fn real(path: &Path) -> PathBuf {
     let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     found.map_or_else(
@@ -100,7 +100,7 @@ fn foreign_file(folder: &Path, beside: &[&str]) -> Option<PathBuf> {
     if history.exists() && !journal::is_ours(&history) {
         return Some(history);
     }
-    // Before it had a header, that a run has begun was all that told whose it is.
+    // Old runs have no header: there the journal alone marks them as ours.
     let has_begun = journal::has_begun(folder);
     for (name, mark) in MARKED {
         let path = folder.join(name);

@@ -1,7 +1,6 @@
-//! Keeps to the governor's pace (`machine::governor`): tells it what the machine feels like and what
-//! batches took, and does what it says, between two batches. A tighter way of computing takes effect with
-//! the next batch; memory that is free then goes back to the system. Rest is taken in small pieces, so
-//! that whoever asks the run to stop is heard.
+//! Keeps to the governor's pace (`machine::governor`): passes it telemetry and batch times, and applies its
+//! decisions between two batches. Another memory level takes effect with the next batch; freed memory then goes
+//! back to the system. Pauses are slept in small pieces, so that a request to stop is heard.
 //!
 //! Encoding is not paced: it is short beside training.
 
@@ -26,29 +25,34 @@ use crate::event::{self, Event, MachineSnapshot, PaceChange, Phase};
 use crate::plan::{MemoryLevel, Plan, Rates};
 use crate::task::traits::{DataLoader, Task};
 
-/// How often the machine's state is written down. Chosen: an hour is 360 points of a curve.
+/// How often telemetry is emitted. Chosen: an hour is 360 points of a curve.
 const EMIT_EVERY: Duration = Duration::from_secs(10);
-/// A piece of rest.
+/// A piece of a pause.
 const REST_PIECE: Duration = Duration::from_millis(100);
 
-/// Whose batches are expected to take the same time: of one size, in words, and as many.
-type BatchKind = (String, usize, BatchSettings);
+/// Batches that are expected to take the same time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct BatchKind {
+    size: String,
+    n_samples: usize,
+    settings: BatchSettings,
+}
 
-/// The governor with all that it goes by.
+/// The governor, with its inputs and the memory levels it chooses from.
 pub struct Pacing {
     governor: Governor,
-    /// From the plan's way of computing on, each tighter than the one before.
+    /// From the plan's level down, each with less memory than the one before.
     pub(super) levels: Vec<MemoryLevel>,
     sampler: Option<TelemetrySampler>,
     begun: Instant,
     rates: Rates,
-    /// Seconds of batches, as their work and the machine's rates say.
+    /// Expected seconds of batches, from their work and the machine's rates.
     expected: HashMap<BatchKind, f64>,
     energy: EnergyMeter,
-    /// The last reading, and when one was written down.
+    /// The last reading, and when one was emitted.
     reading: Option<Telemetry>,
     emitted: Option<Instant>,
-    /// Rest since a step was last told of.
+    /// Rest since the last step event.
     rested: Duration,
 }
 
@@ -56,35 +60,38 @@ pub struct Pacing {
 pub struct BatchTimer {
     kind: BatchKind,
     at: Instant,
-    /// Before it, if nobody knows yet how long it is to take.
+    /// Work counters before it, if its expected time is not known yet.
     work: Option<WorkStats>,
 }
 
 impl Pacing {
-    /// From the plan's pace on. In every way there is room to measure, which cannot be done tighter.
+    /// At the plan's level. Every level has at least the memory of a validation, which has no smaller form.
     pub fn of(
         config: &RunConfig,
-        on: &DeviceSetup<'_>,
+        device_setup: &DeviceSetup<'_>,
         plan: &Plan,
         levels: &[MemoryLevel],
     ) -> Self {
-        let measured = plan.phases.iter().filter(|phase| matches!(phase.name, Phase::Validate(_)));
-        let least = measured.map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        let roomy =
+        let validation =
+            plan.phases.iter().filter(|phase| matches!(phase.name, Phase::Validate(_)));
+        let least = validation.map(|phase| phase.peak_bytes).max().unwrap_or(0);
+        let raised =
             |level: &MemoryLevel| MemoryLevel { peak_bytes: level.peak_bytes.max(least), ..*level };
-        let levels = (levels.iter().map(roomy).collect(), plan.host_bytes);
+        let levels = levels.iter().map(raised).collect();
         let policy = GovernorPolicy {
             mode: config.machine.mode,
             max_celsius: config.machine.max_temp,
-            is_calibrated: on.rates.is_measured,
+            is_calibrated: device_setup.rates.is_measured,
         };
-        Self::new(policy, levels, on.rates.clone(), (on.start_sampler)())
+        let (rates, sampler) = (device_setup.rates.clone(), (device_setup.start_sampler)());
+        Self::new(policy, levels, plan.host_bytes, rates, sampler)
     }
 
-    /// At the plan's pace. `memory levels` has bytes of the arena; the program holds `host_bytes` beside it.
+    /// At the first level. `levels` have bytes of the arena; the program holds `host_bytes` outside it.
     fn new(
         policy: GovernorPolicy,
-        (levels, host_bytes): (Vec<MemoryLevel>, usize),
+        levels: Vec<MemoryLevel>,
+        host_bytes: usize,
         rates: Rates,
         sampler: Option<TelemetrySampler>,
     ) -> Self {
@@ -105,62 +112,62 @@ impl Pacing {
         }
     }
 
-    /// The same from the start, on this memory levels.
+    /// A new one with these memory levels.
     #[cfg(test)]
     pub fn with_levels(&self, levels: &[MemoryLevel]) -> Self {
         let policy =
             GovernorPolicy { mode: GovernorMode::Full, max_celsius: None, is_calibrated: false };
-        Self::new(policy, (levels.to_vec(), 0), self.rates.clone(), None)
+        Self::new(policy, levels.to_vec(), 0, self.rates.clone(), None)
     }
 
-    /// The way of computing now.
-    pub fn how(&self) -> BatchSettings {
-        self.levels[self.governor.pace().level].how
+    /// Micro-batch size and gradient checkpointing of the current level.
+    pub fn batch_settings(&self) -> BatchSettings {
+        self.levels[self.governor.pace().level].settings
     }
 
-    /// Goes over to the next tighter way, if there is one.
+    /// Falls back to the next memory level, if there is one.
     pub fn fall_back(&mut self) -> Option<BatchSettings> {
-        let is_tightest = self.governor.pace().level + 1 == self.levels.len();
-        if is_tightest {
+        let is_last = self.governor.pace().level + 1 == self.levels.len();
+        if is_last {
             return None;
         }
         self.governor.out_of_memory(self.begun.elapsed());
-        Some(self.how())
+        Some(self.batch_settings())
     }
 
-    /// Energy so far. Power is taken to be since the last reading what it was then.
+    /// Energy so far. Power since the last reading is taken to be constant.
     pub fn energy(&mut self) -> Option<event::EnergyUsed> {
         self.readings();
         self.energy.add(Instant::now(), self.reading.as_ref()?.watts);
         Some(event::EnergyUsed { joules: self.energy.joules()?, covered: self.energy.covered() })
     }
 
-    /// Seconds that were rested since this was last asked.
+    /// Seconds of rest since the last call.
     pub fn rest_secs(&mut self) -> f64 {
         std::mem::take(&mut self.rested).as_secs_f64()
     }
 
-    /// What the machine felt like since the last time.
+    /// Telemetry since the last call.
     fn readings(&mut self) -> Vec<(Instant, Telemetry)> {
         let readings = self.sampler.as_ref().map_or_else(Vec::new, TelemetrySampler::drain);
-        for (at, feel) in &readings {
-            self.energy.add(*at, feel.watts);
-            self.reading = Some(feel.clone());
+        for (at, telemetry) in &readings {
+            self.energy.add(*at, telemetry.watts);
+            self.reading = Some(telemetry.clone());
         }
         readings
     }
 
-    /// What is decided on it.
+    /// The governor's decisions on it.
     fn update_governor(&mut self) -> Vec<PaceDecision> {
         let mut decisions = Vec::new();
-        for (at, feel) in self.readings() {
+        for (at, telemetry) in self.readings() {
             let since = at.saturating_duration_since(self.begun);
-            decisions.extend(self.governor.observe(since, &feel));
+            decisions.extend(self.governor.observe(since, &telemetry));
         }
         decisions
     }
 
-    /// What there is to write down of the machine, if it is time to.
+    /// The telemetry event, if one is due.
     fn snapshot_event(&mut self, step: u64) -> Option<Event> {
         let feel = self.reading.clone()?;
         if self.emitted.is_some_and(|at| at.elapsed() < EMIT_EVERY) {
@@ -172,11 +179,11 @@ impl Pacing {
     }
 }
 
-impl<F: DataLoader> TrainingRun<'_, F> {
+impl<D: DataLoader> TrainingRun<'_, D> {
     /// Before a batch of so many samples.
     pub(super) fn begin_batch(
         &mut self,
-        size: <F::Task as Task>::Size,
+        size: <D::Task as Task>::Size,
         n_samples: usize,
     ) -> Result<BatchTimer> {
         self.update_pace()?;
@@ -184,7 +191,8 @@ impl<F: DataLoader> TrainingRun<'_, F> {
             self.rest(REST_PIECE);
             self.update_pace()?;
         }
-        let kind = (size.to_string(), n_samples, self.pacing.how());
+        let (size, settings) = (size.to_string(), self.pacing.batch_settings());
+        let kind = BatchKind { size, n_samples, settings };
         let is_new = !self.pacing.expected.contains_key(&kind);
         Ok(BatchTimer { kind, at: Instant::now(), work: is_new.then(|| self.device.work()) })
     }
@@ -226,19 +234,19 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         }
     }
 
-    /// Does what was decided, and says so.
+    /// Applies decisions, and emits them.
     pub(super) fn apply_decisions(&mut self, decisions: Vec<PaceDecision>) -> Result<()> {
         for decision in decisions {
             let (from, to) = (decision.from, decision.to);
             if from.level != to.level {
-                // The plan's own way has all of the arena: images may take more than a step does.
-                let tighter = (to.level > 0).then(|| self.pacing.levels[to.level].peak_bytes);
-                self.device.set_limit(tighter.unwrap_or(usize::MAX));
+                // The plan's level has the whole arena: samples may take more than a step.
+                let lowered = (to.level > 0).then(|| self.pacing.levels[to.level].peak_bytes);
+                self.device.set_limit(lowered.unwrap_or(usize::MAX));
             }
             if to.level > from.level || (to.is_paused && !from.is_paused) {
                 self.device.trim();
             }
-            let (step, how) = (self.progress.step, self.pacing.levels[to.level].how);
+            let (step, how) = (self.progress.step, self.pacing.levels[to.level].settings);
             self.events.emit(Event::Paced(PaceChange { step, how, decision }))?;
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! What is told while images or texts are prepared.
+//! Events while images or texts are prepared.
 
 use crate::data::Findings;
 use crate::error::Result;
 use crate::event::{Event, EventSink, ProgressUnit, Warning, WarningKind};
 use crate::progress;
 
-/// What was found wrong with images or texts, in a line for each reason.
+/// Emits the problems found in images or texts, one event for each reason.
 pub(super) fn emit_findings(events: &EventSink<'_>, findings: Findings) -> Result<()> {
     let Findings { left_out, warnings, notes } = findings;
     let warning =
@@ -15,12 +15,12 @@ pub(super) fn emit_findings(events: &EventSink<'_>, findings: Findings) -> Resul
     events.emit_all(left_out.chain(warnings.into_iter().map(warning)).chain(notes))
 }
 
-/// How far the preparation of images or texts is; answers whether to go on.
+/// Emits the progress of preparation; returns whether to continue.
 pub(super) fn emit_progress(events: &EventSink<'_>, event: progress::ProgressEvent) -> bool {
     match event {
         progress::ProgressEvent::Phase { name, total } => {
             let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
-            // What cannot be written now cannot be at the next event, which says so.
+            // If this cannot be written, neither can the next event, which returns the error.
             _ = events.begin_phase(name.into(), unit, total as u64);
             events.should_continue()
         }

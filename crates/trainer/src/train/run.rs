@@ -1,6 +1,6 @@
-//! The loop: take a step (`step.rs`), look at what it came to, now and then measure and show (`look.rs`), and do what
-//! [`decide`] says. It prints nothing; what happens is emitted as events. All that it remembers between steps is a
-//! [`TrainProgress`] and the tensors of a [`Session`], which is what a checkpoint holds.
+//! The training loop: take a step (`step.rs`), check its health, validate and write samples when due
+//! (`evaluation.rs`), and save or end as [`decide`] says. It prints nothing; it emits events. Its only state between
+//! steps is a [`TrainProgress`] and the tensors of a [`Session`], which is what a checkpoint holds.
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,38 +21,38 @@ use crate::optim::schedule;
 use crate::task::session::{Session, TrainedWeights};
 use crate::task::traits::DataLoader;
 
-/// A run with all that it works with.
-pub struct TrainingRun<'a, F: DataLoader> {
+/// A training run.
+pub struct TrainingRun<'a, D: DataLoader> {
     /// The job.
     pub config: &'a RunConfig,
     /// Where it computes.
     pub device: &'a Device,
-    /// In what micro-batches, and how fast.
+    /// Micro-batch size, gradient checkpointing and duty cycle.
     pub pacing: Pacing,
-    /// What is trained.
-    pub session: Session<'a, F::Task>,
-    /// What it is trained on.
-    pub loader: &'a mut F,
-    /// Where it is saved.
+    /// The model in training.
+    pub session: Session<'a, D::Task>,
+    /// Its batches.
+    pub loader: &'a mut D,
+    /// Its checkpoints.
     pub checkpoints: Checkpoints,
     /// What checkpoints belong to.
     pub identity: Identity,
     /// The run's folder.
     pub folder: &'a Path,
-    /// How far it is.
+    /// Steps taken so far, and other state.
     pub progress: TrainProgress,
-    /// How far it goes.
+    /// Steps to take.
     pub total_steps: u64,
-    /// What its phases take.
+    /// Memory of its phases.
     pub meter: &'a mut PhaseMeter,
-    /// Whether it was said that there is no room to show anything in.
+    /// Whether the warning was emitted that there is no memory for samples.
     pub is_sampling_warned: bool,
-    /// Where it says what happens.
+    /// Where it emits events.
     pub events: &'a EventSink<'a>,
 }
 
-impl<F: DataLoader> TrainingRun<'_, F> {
-    /// Goes on to the end, or until it is asked to stop. What was done is saved either way.
+impl<D: DataLoader> TrainingRun<'_, D> {
+    /// Runs to the end, or until it is asked to stop. Saves a checkpoint either way.
     pub fn train_loop(&mut self) -> Result<RunEnd> {
         let begun = Instant::now();
         let secs_before = self.progress.secs;
@@ -60,7 +60,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
             self.evaluate()?;
         }
         let mut ahead = self.loader.read_from(self.progress.batches);
-        // One that was over, and was killed before its result was written, is not trained further.
+        // A finished run that was killed before its export takes no more steps.
         let mut decision = decide(self.status(), &self.config.output);
         let why = loop {
             if let Some(why) = decision.end {
@@ -72,8 +72,8 @@ impl<F: DataLoader> TrainingRun<'_, F> {
             let is_unhealthy = self.check_health(&step)?;
             self.evaluate()?;
             let is_interrupted = !self.events.should_continue();
-            let standing = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
-            decision = decide(standing, &self.config.output);
+            let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
+            decision = decide(status, &self.config.output);
             decision.save.map_or(Ok(()), |save| self.save(save))?;
         };
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
@@ -82,20 +82,20 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         Ok(RunEnd { step, why, secs, peak_bytes, energy, loss: None, best })
     }
 
-    /// As far as it is remembered.
+    /// As far as the progress knows it.
     fn status(&self) -> RunStatus {
         let n_without = self.progress.patience.n_without();
-        let most = self.config.train.stop_after_plateau;
+        let limit = self.config.train.stop_after_plateau;
         RunStatus {
             step: self.progress.step,
             total_steps: self.total_steps,
-            is_plateau: matches!(most, Switch::On(most) if n_without >= most),
+            is_plateau: matches!(limit, Switch::On(limit) if n_without >= limit),
             is_best: self.progress.is_best(),
             ..RunStatus::default()
         }
     }
 
-    /// Warns of what is wrong; whether that is reason enough to end.
+    /// Emits warnings about the step; returns whether the run has to end.
     fn check_health(&mut self, step: &StepMetrics) -> Result<bool> {
         let found = self.progress.health.observe(step);
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {
@@ -119,7 +119,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         })
     }
 
-    /// Warns of a result that is of no use, which then is none unless that is forced.
+    /// Warns of a diverged result, which is not exported unless forced.
     pub fn check_divergence(
         &mut self,
         end: RunEnd,
@@ -132,7 +132,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         Ok(if is_forced { end } else { RunEnd { why: EndReason::Diverged, ..end } })
     }
 
-    /// Tells of the phases that ended; returns the most that one of them took.
+    /// Emits the phases that ended; returns the highest of their peaks.
     pub(super) fn end_phases(&mut self) -> Result<usize> {
         let ended = self.meter.end();
         self.events.emit_all(ended.events)?;

@@ -1,4 +1,4 @@
-//! The loop on a tiny model, with batches in micro-batches and with memory refused at any allocation.
+//! The loop on a tiny model, in micro-batches of every size, and with an allocation that fails.
 //!
 //! Some allocations are tried, spread over a run. `HEARTH_ALLOCATIONS=1000000 cargo test -p trainer --lib
 //! train::tests` tries so many, or all that there are; a second for each.
@@ -54,8 +54,8 @@ folder = 'run'
 save_every = 'off'
 ";
 
-/// All that remembers something, with one image at a time: to compute more of it twice is the only
-/// tighter way, and changes no bit.
+/// Everything that has state, with one image at a time: more gradient checkpointing is the only fallback, and
+/// changes no bit.
 const SINGLE: [&str; 7] = [
     "train.batch_size=1",
     "train.gradient_accumulation=2",
@@ -70,7 +70,7 @@ const SINGLE: [&str; 7] = [
 /// direction of a step.
 const SMOOTH: &str = "optimizer.epsilon=1e-2";
 
-/// Allocations that are tried in a test, unless told otherwise.
+/// Allocations that are tried in a test, unless set otherwise.
 const TRIED: u64 = 8;
 
 /// Relative to the largest number of a tensor. Measured: 1.9e-7 after a step, at any of its allocations.
@@ -94,7 +94,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>
     let (kind, limit_bytes) = (DeviceKind::cpu(1), 1 << 30);
     let open = |bytes| Device::cpu(1, bytes);
     let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
-    let on = DeviceSetup {
+    let device_setup = DeviceSetup {
         kind,
         name: "test".into(),
         limit_bytes,
@@ -111,26 +111,26 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>
     let task = DiffusionTask::new(&config, &pipeline).unwrap();
     let dataset = DatasetSummary::from_caching(&caching);
     let job = PlanRequest { task: &task, config: &config, dataset: &dataset };
-    let room = on.budget();
-    let plan = dry_run(job, room).unwrap();
-    let levels = memory_levels(job, room).unwrap();
-    let mut place = MeteredDevice::open(&on, &plan).unwrap();
-    let device = place.device.clone();
+    let budget = device_setup.budget();
+    let plan = dry_run(job, budget).unwrap();
+    let levels = memory_levels(job, budget).unwrap();
+    let mut metered = MeteredDevice::open(&device_setup, &plan).unwrap();
+    let device = metered.device.clone();
     let index = Arc::new(caching.run(&device, plan.t5, &|_| true).unwrap());
-    let told = EventLog::default();
+    let log = EventLog::default();
     let listener = |record: &EventRecord| {
-        told.lock().unwrap().push((record.event.clone(), device.usage().in_use));
+        log.lock().unwrap().push((record.event.clone(), device.usage().in_use));
     };
     let (listeners, stop) = ([&listener as EventListener<'_>], AtomicBool::new(false));
     let events = EventSink::open(&folder.path, false, &listeners, &stop).unwrap();
-    let setup = RunSetup { device_setup: &on, plan: &plan, levels: &levels };
+    let setup = RunSetup { device_setup: &device_setup, plan: &plan, levels: &levels };
     let mut loader = ImageLoader::new(task, &config, index, plan.tiling).unwrap();
-    let on = (setup, &mut place);
-    work(&mut begin(&config, &task, &mut loader, on, (&folder, &events)).unwrap(), &told);
+    let output = RunOutput { folder: &folder, events: &events };
+    work(&mut begin(&config, &task, &mut loader, setup, &mut metered, output).unwrap(), &log);
     assert_eq!(device.usage().in_use, 0);
 }
 
-/// Everything that is trained, or remembered of it, by name.
+/// All tensors of a checkpoint, by name.
 fn state(run: &mut TrainingRun<'_, ImageLoader<'_>>) -> Vec<(String, Vec<u8>)> {
     let tensors = run.session.state_dict().unwrap();
     tensors.into_iter().map(|(name, tensor)| (name, tensor.read_bytes().unwrap())).collect()
@@ -148,7 +148,7 @@ fn put_back(run: &mut TrainingRun<'_, ImageLoader<'_>>, state: &[(String, Vec<u8
     }
 }
 
-/// Goes from the beginning to the end, in this way at first.
+/// Runs from the start to the end, from the first of these memory levels.
 fn again(
     run: &mut TrainingRun<'_, ImageLoader<'_>>,
     levels: &[MemoryLevel],
@@ -160,7 +160,7 @@ fn again(
     run.train_loop()
 }
 
-/// The largest difference between trained numbers, relative to the largest of their tensor.
+/// The largest difference between trained parameters, relative to the largest of their tensor.
 fn apart(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)]) -> f64 {
     let floats = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
@@ -177,30 +177,30 @@ fn tried(last: u64) -> impl Iterator<Item = u64> {
     (0..n).map(move |at| 1 + at * last / n)
 }
 
-/// Goes through the loop once for each allocation that is tried, which fails. `check` gets what the run
-/// came to without and with it, and what was told.
+/// Runs the loop once for each allocation that is tried, which fails. `check` gets the state without and with
+/// the failure, and the events.
 fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec<u8>)], &[Event])) {
-    with_run(set, |run, told| {
+    with_run(set, |run, log| {
         let (levels, start) = (run.pacing.levels.clone(), state(run));
         let before = run.device.n_allocations();
         run.train_loop().unwrap();
         let (whole, n) = (state(run), run.device.n_allocations() - before);
-        assert!(apart(&start, &whole) > 0.1, "nothing was learnt");
+        assert!(apart(&start, &whole) > 0.1, "nothing was trained");
         for nth in tried(n) {
-            told.lock().unwrap().clear();
+            log.lock().unwrap().clear();
             let in_use = run.device.usage().in_use;
             run.device.fail_allocation(nth);
             let end = again(run, &levels, &start).unwrap();
             assert_eq!((end.step, end.why), (2, EndReason::Finished));
-            let told = told.lock().unwrap();
-            assert!(told.iter().all(|(_, then)| *then == in_use), "{nth}: {told:?}");
-            let events: Vec<Event> = told.iter().map(|(event, _)| event.clone()).collect();
+            let log = log.lock().unwrap();
+            assert!(log.iter().all(|(_, then)| *then == in_use), "{nth}: {log:?}");
+            let events: Vec<Event> = log.iter().map(|(event, _)| event.clone()).collect();
             check(&whole, &state(run), &events);
         }
     });
 }
 
-fn tightened(events: &[Event]) -> Vec<(BatchSettings, BatchSettings)> {
+fn fallbacks(events: &[Event]) -> Vec<(BatchSettings, BatchSettings)> {
     let mut all = Vec::new();
     for event in events {
         if let Event::Tightened(MemoryFallback { from, to, .. }) = event {
@@ -211,7 +211,7 @@ fn tightened(events: &[Event]) -> Vec<(BatchSettings, BatchSettings)> {
 }
 
 #[test]
-fn a_refused_allocation_changes_no_bit_where_portions_stay() {
+fn a_failed_allocation_changes_no_bit_where_micro_batches_stay() {
     refuse_each(&SINGLE, |whole, refused, events| {
         assert!(whole == refused, "other bytes");
         let is_left_out = |event: &&Event| {
@@ -221,33 +221,33 @@ fn a_refused_allocation_changes_no_bit_where_portions_stay() {
             )
         };
         let n_left_out = events.iter().filter(is_left_out).count();
-        let tightened = tightened(events);
-        assert_eq!(tightened.len() + n_left_out, 1, "{events:?}");
-        for (from, to) in tightened {
+        let fallbacks = fallbacks(events);
+        assert_eq!(fallbacks.len() + n_left_out, 1, "{events:?}");
+        for (from, to) in fallbacks {
             assert_eq!((from.recompute, to.recompute), (Recompute::None, Recompute::Queries));
         }
     });
 }
 
 #[test]
-fn a_refused_allocation_changes_the_order_of_sums_at_most() {
+fn a_failed_allocation_changes_the_order_of_sums_at_most() {
     refuse_each(&[SMOOTH], |whole, refused, events| {
         let apart = apart(whole, refused);
         assert!(apart < APART, "{apart:e}");
-        let [(from, to)] = tightened(events)[..] else { panic!("{events:?}") };
+        let [(from, to)] = fallbacks(events)[..] else { panic!("{events:?}") };
         assert_eq!((from.micro, to.micro, from.recompute), (3, 2, to.recompute));
     });
 }
 
 #[test]
-fn portions_of_every_size_learn_the_same() {
-    with_run(&[SMOOTH], |run, told| {
+fn micro_batches_of_every_size_train_the_same() {
+    with_run(&[SMOOTH], |run, log| {
         let (levels, start) = (run.pacing.levels.clone(), state(run));
         run.train_loop().unwrap();
         let whole = state(run);
         let losses = || -> Vec<f64> {
-            let told = std::mem::take(&mut *told.lock().unwrap());
-            let steps = told.into_iter().filter_map(|(event, _)| match event {
+            let events = std::mem::take(&mut *log.lock().unwrap());
+            let steps = events.into_iter().filter_map(|(event, _)| match event {
                 Event::Step(step) => Some(step.loss),
                 _ => None,
             });
@@ -255,7 +255,7 @@ fn portions_of_every_size_learn_the_same() {
         };
         let whole_losses = losses();
         for (at, micro) in [(1, 2), (2, 1)] {
-            assert_eq!(levels[at].how.micro, micro);
+            assert_eq!(levels[at].settings.micro, micro);
             again(run, &levels[at..], &start).unwrap();
             let apart = apart(&whole, &state(run));
             assert!(apart < APART, "{micro}: {apart:e}");
@@ -267,27 +267,30 @@ fn portions_of_every_size_learn_the_same() {
 }
 
 #[test]
-fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
-    with_run(&[], |run, told| {
+fn a_step_that_fits_at_no_level_saves_and_fails() {
+    with_run(&[], |run, log| {
         let mut ahead = run.loader.read_from(run.progress.batches);
         run.step(&mut ahead).unwrap();
         let (before, in_use) = (state(run), run.device.usage().in_use);
         run.device.set_limit(in_use + 1024);
         let error = run.step(&mut ahead).unwrap_err();
         assert!(matches!(error, TrainerError::OutOfMemory { step: 1, .. }), "{error}");
-        assert_eq!(run.pacing.how(), BatchSettings { micro: 1, recompute: Recompute::Block });
+        assert_eq!(
+            run.pacing.batch_settings(),
+            BatchSettings { micro: 1, recompute: Recompute::Block }
+        );
         assert!(state(run) == before && run.device.usage().in_use == in_use);
-        let told = told.lock().unwrap();
-        assert!(matches!(told.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{told:?}");
+        let log = log.lock().unwrap();
+        assert!(matches!(log.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{log:?}");
     });
 }
 
-/// One that takes more memory than a step does.
+/// Samples that take more memory than a step.
 const LARGE_IMAGE: [&str; 4] =
     ["train.batch_size=1", "sample.prompts=['a fox']", "sample.size=192", "sample.steps=1"];
 
 #[test]
-fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {
+fn a_lower_memory_level_has_less_of_the_arena_and_the_plans_level_all() {
     with_run(&LARGE_IMAGE, |run, _| {
         let limit = |device: &Device| match device.alloc([1 << 40], compute::Dtype::U8) {
             Err(compute::ComputeError::OutOfMemory { limit, .. }) => limit,
@@ -308,10 +311,10 @@ fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {
 #[test]
 fn an_update_is_made_whole_or_not_at_all() {
     with_run(&["optimizer.kind=adamw_8bit"], |run, _| {
-        let (ready, _) = run.loader.read_from(0).next_batch().unwrap();
+        let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
         let accumulate = |run: &mut TrainingRun<'_, ImageLoader<'_>>| {
             run.session.zero_grad();
-            run.forward_backward(&ready, 3.0, 1.0).unwrap();
+            run.forward_backward(&batch, 3.0, 1.0).unwrap();
         };
         let start = state(run);
         accumulate(run);
@@ -333,30 +336,30 @@ fn an_update_is_made_whole_or_not_at_all() {
 }
 
 /// Forward and backward of some samples of a batch; the gradients, in the order of the parameters.
-fn gathered(
+fn gradients_of(
     run: &mut TrainingRun<'_, ImageLoader<'_>>,
-    ready: &TrainBatch<Bucket, EncodedSample>,
+    batch: &TrainBatch<Bucket, EncodedSample>,
     samples: Range<usize>,
 ) -> Vec<Option<Vec<f32>>> {
-    let samples = ready.samples[samples].to_vec();
+    let samples = batch.samples[samples].to_vec();
     run.session.zero_grad();
-    run.forward_backward(&TrainBatch { samples, ..*ready }, 3.0, 1.0).unwrap();
+    run.forward_backward(&TrainBatch { samples, ..*batch }, 3.0, 1.0).unwrap();
     let keys = run.session.trainable_model().params.keys();
     keys.map(|key| run.session.gradients.read(key).unwrap()).collect()
 }
 
-/// As two machines would: each gathers its own samples, both apply the sum.
+/// As two machines would: each computes the gradients of its samples, both apply the sum.
 #[test]
-fn gradients_that_are_added_up_outside_are_applied_as_the_batchs_own() {
+fn gradients_that_are_summed_outside_are_applied_as_those_of_the_batch() {
     with_run(&[SMOOTH, "adapter.dropout=0"], |run, _| {
-        let (ready, _) = run.loader.read_from(0).next_batch().unwrap();
+        let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
         let start = state(run);
-        gathered(run, &ready, 0..3);
+        gradients_of(run, &batch, 0..3);
         run.session.update(1e-2, 0, 1.0).unwrap();
         let whole = state(run);
         put_back(run, &start);
-        let [ours, theirs] = [0..1, 1..3].map(|samples| gathered(run, &ready, samples));
-        assert!(ours != theirs, "both gathered the same");
+        let [ours, theirs] = [0..1, 1..3].map(|samples| gradients_of(run, &batch, samples));
+        assert!(ours != theirs, "both have the same gradients");
         for ((key, ours), theirs) in
             run.session.trainable_model().params.keys().zip(&ours).zip(&theirs)
         {

@@ -1,9 +1,9 @@
-//! A model's folder to measure whole jobs with: SD3's autoencoder as it is published and a transformer
-//! of a chosen size, both with random weights, beside the text encoders, tokenizers and scheduler of
-//! another folder. diffusers loads it like any other.
+//! A model folder for benchmarks of whole jobs: SD3's autoencoder and a transformer of a chosen size, both with
+//! random weights, with the text encoders, tokenizers and scheduler of another folder. diffusers loads it like
+//! any other.
 //!
-//! The weights that `sd3::initial` writes would not do: their blocks add nothing at first, and an
-//! adapter beside a layer that adds nothing gets no gradient.
+//! The weights of `sd3::init` would not do: their blocks are zero-initialised, and an adapter on such a block
+//! gets no gradient.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,9 +25,9 @@ use crate::report::write_text;
 /// How large the transformer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchModelSize {
-    /// That of [`super::Case::Sd3Tiny`].
+    /// That of [`super::BenchCase::Sd3Tiny`].
     Tiny,
-    /// That of [`super::Case::Sd3Mid`].
+    /// That of [`super::BenchCase::Sd3Mid`].
     Mid,
 }
 
@@ -96,15 +96,15 @@ fn vae_settings(config: &vae::VaeConfig) -> Value {
     })
 }
 
-/// Writes what a model asks for, in numbers as `build::Random` has them in memory.
+/// Writes random values for these tensors, as `build::RandomWeights` has them in memory.
 fn write_random(path: &Path, all: &[TensorSpec], dtype: FileDtype) -> Result<()> {
-    // What transformers asks of every file.
+    // Transformers requires it in every file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     save(path, &metadata, all, dtype, &mut |at, want| {
-        let stream = RandomSequence::new(SEED, at as u64);
+        let random = RandomSequence::new(SEED, at as u64);
         let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
-        let number = |index| if is_norm { 1.0 } else { INIT_STD * stream.normal(index) };
-        Ok((0..want.shape.elements()).map(number).collect())
+        let value = |index| if is_norm { 1.0 } else { INIT_STD * random.normal(index) };
+        Ok((0..want.shape.elements()).map(value).collect())
     })
 }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layer_adds_something() {
+    fn no_tensor_is_zero() {
         let small = sd3::Sd3Config { pos_embed_max_size: 4, ..sd3_config(TINY) };
         let small = sd3::Sd3Config { joint_attention_dim: 32, pooled_projection_dim: 16, ..small };
         let all = tensor_specs(|build| Sd3::new(&small, build)).unwrap();
@@ -139,8 +139,8 @@ mod tests {
         let catalog = Catalog::open(&path).unwrap();
         assert_eq!(catalog.tensors.len(), all.len());
         for tensor in &catalog.tensors {
-            let numbers = weights::load::load_f32(&catalog, tensor, 0..tensor.numel()).unwrap();
-            assert!(numbers.iter().any(|number| *number != 0.0), "{}", tensor.name);
+            let values = weights::load::load_f32(&catalog, tensor, 0..tensor.numel()).unwrap();
+            assert!(values.iter().any(|value| *value != 0.0), "{}", tensor.name);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A step of a language model that is trained from scratch, on random tokens: for measuring what needs no
-//! texts. All of the model is trained, as a run would.
+//! A training step of a language model from scratch, on random tokens, for benchmarks without texts. A full
+//! fine-tune, as a run would do it.
 
 use compute::{Device, Dtype, RandomSequence};
 
@@ -7,42 +7,43 @@ use crate::config::RawConfig;
 use crate::error::Result;
 use crate::model::llama::preset::LlamaPreset;
 use crate::model::recompute::Recompute;
-use crate::task::session::Session;
+use crate::task::session::{BatchPosition, Session};
 use crate::text::Sequence;
 use crate::train::language::{LanguagePipeline, TextMicroBatch};
 
-/// What is measured.
+/// The benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct TextStep {
     /// The model's shape.
     pub preset: LlamaPreset,
-    /// Tokens there are.
+    /// Vocabulary size.
     pub vocabulary: usize,
     /// Tokens of a sequence.
     pub length: usize,
     /// Sequences of a step.
     pub batch: usize,
-    /// Format of activations; what is trained is f32.
+    /// Format of activations; parameters are f32.
     pub dtype: Dtype,
     /// What is recomputed.
     pub recompute: Recompute,
 }
 
 impl TextStep {
-    /// Lets `work` take steps on a device; each gives its loss.
+    /// Gives `work` a function that takes a step and returns its loss.
     pub fn with_steps<T>(
         &self,
         device: &Device,
         work: impl FnOnce(&mut dyn FnMut() -> Result<f64>) -> T,
     ) -> Result<T> {
         let config = self.config()?;
-        let opened = LanguagePipeline::random_init(self.preset, self.vocabulary)?;
-        let task = opened.task(&config)?;
+        let pipeline = LanguagePipeline::random_init(self.preset, self.vocabulary)?;
+        let task = pipeline.task(&config)?;
         let mut session = Session::new(device, &task, &config, &|_| true)?;
         let micro_batch = self.micro_batch();
         let mut taken = 0;
         Ok(work(&mut || {
-            let loss = session.accumulate(&micro_batch, (taken, 0), 1.0, self.recompute)?;
+            let position = BatchPosition { batch: taken, first_sample: 0 };
+            let loss = session.accumulate(&micro_batch, position, 1.0, self.recompute)?;
             session.update(3e-4, taken, 1.0)?;
             taken += 1;
             Ok(loss)
@@ -72,9 +73,9 @@ impl TextStep {
 
     fn micro_batch(&self) -> TextMicroBatch {
         let sequence = |number: usize| {
-            let stream = RandomSequence::new(0, number as u64);
+            let random = RandomSequence::new(0, number as u64);
             let ids = |from: usize| {
-                let id = |at| stream.word(at) % self.vocabulary as u32;
+                let id = |at| random.word(at) % self.vocabulary as u32;
                 (from..from + self.length).map(id).collect()
             };
             Sequence { ids: ids(0), targets: ids(1), first_keys: vec![0; self.length] }

@@ -1,6 +1,5 @@
-//! The model card: what somebody who finds the adapter must know to use it. The part between the two
-//! lines is YAML for the Hugging Face hub, the rest is for people. It is published with the adapter,
-//! so nothing in it tells of the computer it was made on: no paths but those below the run's folder.
+//! The model card: how to use the adapter. The part between the two lines is YAML for the Hugging Face hub, the
+//! rest is for people. It is published with the adapter, so it has no paths but those below the run's folder.
 //!
 //! ```text
 //! OUT/README.md
@@ -33,24 +32,24 @@ use crate::model::diffusion::family::DiffusionFamily;
 use crate::report::format::{bytes, count, duration, link, number, plural};
 use crate::report::write_text;
 
-/// What a card says.
+/// The contents of a model card.
 #[derive(Clone, Debug)]
 pub struct ModelCard {
     /// The adapter's name.
     pub name: String,
-    /// Whom it is by.
+    /// Its author.
     pub author: Option<String>,
-    /// Where the base lies, as in the job.
+    /// The base's path, as in the job.
     pub base: String,
-    /// What a program must be told to draw with it; none of a language model.
+    /// Sampling settings of an image model.
     pub usage: Option<ImageUsage>,
-    /// As the hub abbreviates it; without one the base's own holds.
+    /// The hub's name of the licence; without one that of the base applies.
     pub license: Option<String>,
-    /// The word that calls what was trained.
+    /// The trigger word.
     pub trigger: Option<String>,
-    /// Images that were drawn, by step.
+    /// Sample images, by step.
     pub samples: Vec<SampleImage>,
-    /// Texts that were written, by step.
+    /// Sample texts, by step.
     pub texts: Vec<SampleText>,
     /// Files of the adapter.
     pub exports: Vec<ExportRecord>,
@@ -58,14 +57,14 @@ pub struct ModelCard {
     pub settings: Vec<(String, String)>,
     /// How training went.
     pub figures: RunFigures,
-    /// Of hearth.
+    /// Hearth's version.
     pub version: String,
 }
 
-/// What the card is called.
+/// The file's name.
 pub const FILE_NAME: &str = "README.md";
 
-/// What every card ends with but for the version, and nobody else writes.
+/// The end of every model card but for the version, which marks it as written by hearth.
 pub const MARK: &str = "Made with hearth";
 
 /// Writes `README.md` of a run into its folder.
@@ -78,7 +77,7 @@ pub fn write(run_folder: &Path, config: &RunConfig) -> Result<PathBuf> {
 }
 
 impl ModelCard {
-    /// Of a run; none if it never began.
+    /// Of a run; none if it never started.
     pub fn of(config: &RunConfig, history: &History) -> Option<Self> {
         Some(Self {
             name: config.output.name.as_str().into(),
@@ -109,7 +108,7 @@ impl ModelCard {
         Some(&export.path)
     }
 
-    /// What to draw or to write on, to see what was trained.
+    /// A prompt that shows what was trained.
     fn prompt(&self) -> &str {
         if self.is_text() {
             return self.texts.last().map_or("Once upon a time", |text| &text.prompt);
@@ -123,14 +122,14 @@ impl ModelCard {
         self.figures.unit == SEQUENCE
     }
 
-    /// Of the last step that was drawn at.
+    /// Those of the last step with samples.
     fn last_samples(&self) -> impl Iterator<Item = &SampleImage> {
         let last = self.samples.last().map(|sample| sample.step);
         self.samples.iter().filter(move |sample| Some(sample.step) == last)
     }
 }
 
-/// What of a job makes the same adapter from the same samples.
+/// Keys that determine the adapter, besides the samples.
 const SETTINGS: [&str; 17] = [
     "base.dtype",
     "base.quantise",
@@ -160,7 +159,7 @@ fn settings(config: &RunConfig) -> Vec<(String, String)> {
     SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?.to_string()))).collect()
 }
 
-/// The whole card.
+/// The whole model card.
 pub fn render(facts: &ModelCard) -> String {
     let by = facts
         .author
@@ -237,7 +236,7 @@ fn front_matter(facts: &ModelCard) -> String {
     out + "---\n\n"
 }
 
-/// The last images, beside what the base alone drew from the same noise.
+/// The last images, beside those of the base from the same noise.
 fn images(facts: &ModelCard) -> String {
     let is_first = |sample: &&SampleImage| sample.step == 0;
     let before: Vec<_> = facts.samples.iter().filter(is_first).collect();
@@ -258,17 +257,14 @@ fn images(facts: &ModelCard) -> String {
 
 fn trigger(facts: &ModelCard) -> String {
     let Some(trigger) = &facts.trigger else { return String::new() };
-    format!(
-        "## Trigger words\n\nWrite `{}` into the prompt to call what was trained.\n\n",
-        code(trigger)
-    )
+    format!("## Trigger words\n\nWrite `{}` into the prompt to use the adapter.\n\n", code(trigger))
 }
 
-/// The last texts, beside what the base alone wrote.
+/// The last texts, beside those of the base.
 fn texts(facts: &ModelCard) -> String {
     let steps = [facts.texts.first(), facts.texts.last()].map(|text| text.map(|text| text.step));
     let [Some(first), Some(last)] = steps else { return String::new() };
-    let mut out = String::from("## What it writes\n\n");
+    let mut out = String::from("## Sample texts\n\n");
     for (title, step) in [("before", first), ("after", last)] {
         for SampleText { prompt, text, .. } in facts.texts.iter().filter(|text| text.step == step) {
             _ = write!(out, "{title}: **{}** {}\n\n", plain(prompt), plain(text));

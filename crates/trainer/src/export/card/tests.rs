@@ -1,4 +1,4 @@
-//! The card of a recorded run.
+//! The model card of a recorded run.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn facts(set: &[&str]) -> ModelCard {
 #[track_caller]
 fn says(card: &str, what: &[&str]) {
     for what in what {
-        assert!(card.contains(what), "{what:?} is not in the card:\n{card}");
+        assert!(card.contains(what), "{what:?} is not in the model card:\n{card}");
     }
 }
 
@@ -54,7 +54,7 @@ fn a_base_that_the_hub_does_not_know_is_named_without_its_path() {
     let card = render(&facts(&["base.path=secret/place/my-sd3"]));
     says(&card, &["license: other\nlicense_name: as-the-base-model\nlibrary_name", "`my-sd3`"]);
     for never in ["base_model", "secret", "images\"", "LICENSE.md"] {
-        assert!(!card.contains(never), "{never} is in the card");
+        assert!(!card.contains(never), "{never} is in the model card");
     }
 }
 
@@ -69,7 +69,7 @@ fn a_run_without_images_and_files_has_a_card() {
 }
 
 #[test]
-fn the_card_is_written_beside_the_report() {
+fn a_model_card_is_written_into_the_run_folder() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["events.jsonl", "config.toml"] {
         fs::copy(Path::new(RUN).join(name), folder.path().join(name)).unwrap();

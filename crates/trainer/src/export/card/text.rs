@@ -1,4 +1,4 @@
-//! Text from a job as the languages of a card hold it: YAML, Markdown, Python, the shell.
+//! Escaping of a job's texts for the languages of a model card: YAML, Markdown, Python, the shell.
 
 use std::fmt::Write;
 

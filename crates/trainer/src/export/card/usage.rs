@@ -1,5 +1,5 @@
-//! How to use an adapter, program by program. The Python runs as it stands, from the folder of the run, where
-//! the base has the name that the card calls it by: `tests/newcomer.py` runs it with the programs themselves.
+//! How to use an adapter, program by program. The Python code runs as it is, from the folder of the run, if the
+//! base is there under the name in the text: `tests/newcomer.py` runs it with the programs themselves.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::text::TextEncoderSettings;
 use crate::model::kind;
 
-/// How the job draws, as far as another program would do it otherwise.
+/// Settings of the job's samples that other programs have other defaults for.
 #[derive(Clone, Debug)]
 pub struct ImageUsage {
     /// The job's own samples.
     sample: SampleConfig,
     /// The base's.
     pub family: &'static DiffusionFamily,
-    /// Which text encoders there are, and how much of a prompt they see.
+    /// The text encoders, and their maximum lengths.
     texts: Vec<TextEncoderSettings>,
     /// The folder with all else, if the base is one file of the transformer.
     rest: Option<String>,
@@ -32,7 +32,7 @@ impl ImageUsage {
         let (_, sample) = config.data.images().ok()?;
         let rest = config.base.rest.as_ref();
         let folder = rest.unwrap_or(&config.base.path);
-        // A folder that went away while it was trained on says what the published ones say.
+        // If the folder is gone by now, the published settings are used.
         let family = kind::family(folder).unwrap_or_else(DiffusionFamily::fallback);
         let texts = TextEncoderSettings::read(folder, family.encoders)
             .unwrap_or_else(|_| TextEncoderSettings::defaults(family.encoders));
@@ -41,25 +41,25 @@ impl ImageUsage {
     }
 }
 
-/// The section of the card.
+/// The section "Use it".
 pub fn usage(facts: &ModelCard) -> String {
     let mut out = String::from("## Use it\n\n");
-    if let (Some(file), Some(drawn)) = (facts.file_for("diffusers"), &facts.usage) {
-        out += &diffusers(facts, drawn, file);
+    if let (Some(file), Some(image_usage)) = (facts.file_for("diffusers"), &facts.usage) {
+        out += &diffusers(facts, image_usage, file);
     }
     if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
         out += &peft(facts, file);
     }
-    for (format, title, place, how) in [
+    for (format, title, folder, action) in [
         ("comfyui", "ComfyUI", "ComfyUI/models/loras", "choose it in a *Load LoRA* node"),
         ("kohya", "WebUI and others that read kohya's files", "models/Lora", ""),
     ] {
         let Some(file) = facts.file_for(format) else { continue };
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         let tag = format!("write `<lora:{}:1>` into the prompt", code(&stem));
-        let how = if how.is_empty() { &tag } else { how };
+        let action = if action.is_empty() { &tag } else { action };
         let path = code(&file.display().to_string());
-        _ = write!(out, "### {title}\n\nPut `{path}` into `{place}` and {how}.\n\n");
+        _ = write!(out, "### {title}\n\nPut `{path}` into `{folder}` and {action}.\n\n");
     }
     let first = || facts.exports.first().map(|export| export.path.as_path());
     if let Some(file) = facts.file_for("diffusers").or_else(first) {
@@ -68,13 +68,13 @@ pub fn usage(facts: &ModelCard) -> String {
     out
 }
 
-fn diffusers(facts: &ModelCard, drawn: &ImageUsage, file: &Path) -> String {
+fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
-    let (base, load) = (facts.base_name(), loading(facts, drawn));
-    let (class, model) = (drawn.family.pipelines[0], drawn.family.transformer);
+    let (base, load) = (facts.base_name(), loading(facts, image_usage));
+    let (class, model) = (image_usage.family.pipelines[0], image_usage.family.transformer);
     let (import, transformer) =
-        match drawn.rest.as_ref().filter(|_| hub_name(&facts.base).is_none()) {
+        match image_usage.rest.as_ref().filter(|_| hub_name(&facts.base).is_none()) {
             Some(rest) => (
                 format!("{model}, {class}"),
                 format!(
@@ -97,20 +97,20 @@ fn diffusers(facts: &ModelCard, drawn: &ImageUsage, file: &Path) -> String {
         python(&folder),
         python(&name),
         python(facts.prompt()),
-        call_arguments(drawn).join(", ")
+        call_arguments(image_usage).join(", ")
     )
 }
 
-/// What `from_pretrained` is given: the base, and what it lacks.
-fn loading(facts: &ModelCard, drawn: &ImageUsage) -> String {
-    let is_single = drawn.rest.is_some() && hub_name(&facts.base).is_none();
-    let base = match &drawn.rest {
+/// The arguments of `from_pretrained`.
+fn loading(facts: &ModelCard, image_usage: &ImageUsage) -> String {
+    let is_single = image_usage.rest.is_some() && hub_name(&facts.base).is_none();
+    let base = match &image_usage.rest {
         Some(rest) if is_single => python(rest),
         _ => python(&facts.base_name()),
     };
     let transformer = if is_single { ", transformer=transformer" } else { "" };
-    // It takes folders without an encoder, but asks to be told.
-    let left_out = drawn.texts.iter().filter(|texts| !texts.is_there).map(
+    // diffusers must be told about missing encoders.
+    let left_out = image_usage.texts.iter().filter(|texts| !texts.is_there).map(
         |TextEncoderSettings { spec, .. }| {
             format!(", {}=None, {}=None", spec.folder(), spec.tokenizer)
         },
@@ -118,7 +118,7 @@ fn loading(facts: &ModelCard, drawn: &ImageUsage) -> String {
     format!("{base}{transformer}{}", left_out.collect::<String>())
 }
 
-/// What a call of the pipeline is given besides the prompt.
+/// The arguments of the pipeline's call besides the prompt.
 fn call_arguments(ImageUsage { sample, texts, .. }: &ImageUsage) -> Vec<String> {
     let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;
     let mut all = vec![
@@ -138,7 +138,7 @@ fn call_arguments(ImageUsage { sample, texts, .. }: &ImageUsage) -> Vec<String> 
 fn peft(facts: &ModelCard, file: &Path) -> String {
     let gguf = Path::new(&facts.base).file_name().filter(|_| is_gguf(&facts.base));
     let gguf = gguf.map(|name| python(&name.to_string_lossy()));
-    // A file's folder is where transformers looks for it; of a model on the hub, its repository.
+    // Transformers looks for a GGUF file in its folder, or in the model's repository on the hub.
     let (base, source) = match &gguf {
         Some(name) => {
             let cached = facts.base.contains("models--").then(|| facts.base_name());
@@ -166,7 +166,7 @@ fn hearth(facts: &ModelCard, file: &Path) -> String {
     let base = facts.base_name();
     // hearth reads folders, and the hub's tools name them so.
     let base = shell(base.rsplit('/').next().unwrap_or(&base));
-    let rest = facts.usage.as_ref().and_then(|drawn| drawn.rest.as_ref());
+    let rest = facts.usage.as_ref().and_then(|image_usage| image_usage.rest.as_ref());
     let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
     let how = facts.usage.as_ref().map_or_else(String::new, |ImageUsage { sample, .. }| {
         let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;

@@ -1,9 +1,8 @@
-//! A language model as a GGUF file, for llama.cpp and all that is built on it. Settings, names and the
-//! order of rows are those of llama.cpp's `convert_hf_to_gguf.py`; the vocabulary is `vocabulary`'s, the
-//! layout of the file that of `weights::gguf`.
+//! A language model as a GGUF file, for llama.cpp and programs based on it. Metadata, names and the order of rows
+//! are those of llama.cpp's `convert_hf_to_gguf.py`; `vocabulary` has the tokenizer, `weights::gguf` the file
+//! format.
 //!
-//! Left out on purpose: blocks of fewer than 8 bits, which llama.cpp's `llama-quantize` makes of such a
-//! file.
+//! Left out on purpose: quantisation below 8 bits, which llama.cpp's `llama-quantize` does.
 
 mod vocabulary;
 
@@ -29,16 +28,16 @@ pub struct GgufModel<'a> {
     pub name: &'a str,
     /// Its settings.
     pub config: &'a LlamaConfig,
-    /// What its tokens are.
+    /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Name and shape of every tensor, as transformers has them.
     pub tensors: &'a [(String, Vec<u64>)],
 }
 
-/// Gives some numbers of the tensor of that name.
+/// Reads some values of a tensor by name.
 pub type ReadTensorFn<'a> = &'a mut dyn FnMut(&str, Range<u64>) -> weights::Result<Vec<f32>>;
 
-/// Writes a model, its matrices in `format` and all else in f32. The file appears when it is whole.
+/// Writes a model, its matrices in `format` and all else in f32. The file appears when it is complete.
 pub fn write(
     out: &Path,
     model: GgufModel<'_>,
@@ -54,14 +53,14 @@ pub fn write(
         sources.push(GgufTensorSource::Divisors(divisors));
     }
     for (name, shape) in model.tensors {
-        tensors.push(leaving(name, shape, format)?);
+        tensors.push(gguf_tensor(name, shape, format)?);
         sources.push(GgufTensorSource::of(model.config, name, shape));
     }
     write::write(out, &metadata, &tensors, &mut |index, range| sources[index].read(range, read))?;
     Ok(())
 }
 
-/// Writes a model that lies in a folder as transformers saves it.
+/// Writes the model of a transformers folder.
 pub fn write_folder(
     folder: &Path,
     out: &Path,
@@ -70,7 +69,7 @@ pub fn write_folder(
 ) -> Result<()> {
     let (base, tokenizer) = (LanguageModel::open(folder)?, Tokenizer::open(folder)?);
     let Some(catalog) = base.catalog().filter(|_| folder.is_dir()) else {
-        let problem = format!("{} is no folder of a model", folder.display());
+        let problem = format!("not a model folder: {}", folder.display());
         let hint = "give a folder with config.json, tokenizer.json and .safetensors files";
         return Err(TrainerError::Request { problem, hint });
     };
@@ -105,7 +104,7 @@ fn file_type(format: GgufFormat) -> u32 {
 }
 const BLOCKS_VERSION: u32 = 2;
 
-/// What GGUF calls a family. Mistral's models call themselves Llama's there.
+/// A family's name in GGUF, where Mistral is `llama`.
 fn architecture(family: LanguageFamily) -> &'static str {
     match family {
         LanguageFamily::Llama | LanguageFamily::Mistral => "llama",
@@ -123,7 +122,7 @@ fn settings(model: GgufModel<'_>, format: GgufFormat) -> Vec<(String, GgufValue)
         ("general.quantization_version".to_owned(), GgufValue::U32(BLOCKS_VERSION)),
     ];
     let size = |size: usize| GgufValue::U32(u32::try_from(size).unwrap_or(u32::MAX));
-    let mut own = vec![
+    let mut of_family = vec![
         ("vocab_size", size(config.vocab_size)),
         ("context_length", size(config.max_position_embeddings)),
         ("embedding_length", size(config.hidden_size)),
@@ -138,14 +137,14 @@ fn settings(model: GgufModel<'_>, format: GgufFormat) -> Vec<(String, GgufValue)
         ("rope.freq_base", GgufValue::F32(config.rope.theta as f32)),
     ];
     if let RopeScaling::Linear { factor } = config.rope.scaling {
-        own.push(("rope.scaling.type", GgufValue::Text("linear".into())));
-        own.push(("rope.scaling.factor", GgufValue::F32(factor as f32)));
+        of_family.push(("rope.scaling.type", GgufValue::Text("linear".into())));
+        of_family.push(("rope.scaling.factor", GgufValue::F32(factor as f32)));
     }
-    all.extend(own.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
+    all.extend(of_family.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
     all
 }
 
-/// What each pair's angle is divided by, where llama.cpp does not compute it itself.
+/// Divisors of the `RoPE` frequencies, where llama.cpp does not compute them itself.
 fn divisors(config: &LlamaConfig) -> Option<Vec<f32>> {
     let RopeScaling::Llama3 { .. } = config.rope.scaling else { return None };
     let plain = RopeConfig { scaling: RopeScaling::None, ..config.rope }.axis(config.head_dim);
@@ -155,11 +154,11 @@ fn divisors(config: &LlamaConfig) -> Option<Vec<f32>> {
 
 /// A tensor by its name there. Vectors are f32 always, and rows that are no whole blocks f16, as
 /// llama.cpp has them.
-fn leaving(name: &str, shape: &[u64], format: GgufFormat) -> Result<GgufTensor> {
+fn gguf_tensor(name: &str, shape: &[u64], format: GgufFormat) -> Result<GgufTensor> {
     let stored = names::gguf_name(name);
     if stored == name {
         let problem = format!("tensor {name} has no name in GGUF");
-        let hint = "this is a fault of hearth, please report it";
+        let hint = "this is a bug in hearth, please report it";
         return Err(TrainerError::Request { problem, hint });
     }
     let is_whole = |row: u64| format.encoding().bytes_for(row).is_some();
@@ -171,14 +170,14 @@ fn leaving(name: &str, shape: &[u64], format: GgufFormat) -> Result<GgufTensor> 
     Ok(GgufTensor { name: stored, shape: shape.into(), format })
 }
 
-/// Where a tensor's numbers come from.
+/// Where a tensor's values come from.
 enum GgufTensorSource<'a> {
     Tensor(&'a str),
     /// Queries or keys, whose rows are stored in another order within each head.
     Heads {
         name: &'a str,
         d_head: usize,
-        /// Numbers of a row.
+        /// Values of a row.
         row: usize,
     },
     Divisors(Vec<f32>),
@@ -203,9 +202,9 @@ impl<'a> GgufTensorSource<'a> {
                 let first = range.start / head * head;
                 let heads = read(name, first..range.end.next_multiple_of(head))?;
                 let mut stored = vec![0.0; heads.len()];
-                for (at, numbers) in heads.chunks_exact(*row).enumerate() {
+                for (at, values) in heads.chunks_exact(*row).enumerate() {
                     let to = names::stored_row(at, *d_head) * row;
-                    stored[to..to + row].copy_from_slice(numbers);
+                    stored[to..to + row].copy_from_slice(values);
                 }
                 Ok(stored[(range.start - first) as usize..(range.end - first) as usize].to_vec())
             }

@@ -1,4 +1,4 @@
-//! Models of `tests/golden/gguf`, whose script proves such files by llama.cpp, written and read again.
+//! Models of `tests/golden/gguf`, whose script checks such files with llama.cpp, written and read back.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,11 +45,11 @@ fn check(name: &str, expected: &ExpectedGguf) {
     let is_own = |tensor: &&weights::TensorInfo| tensor.name != ROPE_FACTORS;
     assert_eq!(ours.tensors.iter().filter(is_own).count(), expected.tensors.len(), "{name}");
     for (theirs_name, ours_name) in &expected.tensors {
-        let [mut ours, mut theirs] = [(ours, ours_name), (theirs, theirs_name)]
-            .map(|(catalog, name)| numbers(catalog, name));
+        let [mut ours, mut theirs] =
+            [(ours, ours_name), (theirs, theirs_name)].map(|(catalog, name)| values(catalog, name));
         // Rows may be in another order, which the model's reader undoes, and llama.cpp has proven.
-        for numbers in [&mut ours, &mut theirs] {
-            numbers.sort_by(f32::total_cmp);
+        for values in [&mut ours, &mut theirs] {
+            values.sort_by(f32::total_cmp);
         }
         assert_eq!(ours, theirs, "{name} {ours_name}");
     }
@@ -58,13 +58,13 @@ fn check(name: &str, expected: &ExpectedGguf) {
     assert_eq!(ids, expected.ids, "{name}");
 }
 
-fn numbers(catalog: &Catalog, name: &str) -> Vec<f32> {
+fn values(catalog: &Catalog, name: &str) -> Vec<f32> {
     let tensor = catalog.find(name).unwrap();
     load_f32(catalog, tensor, 0..tensor.numel()).unwrap()
 }
 
 #[test]
-fn names_numbers_and_tokens_are_found_again() {
+fn names_values_and_tokens_are_read_back() {
     let text = std::fs::read_to_string(golden("expected.json")).unwrap();
     let all: BTreeMap<String, ExpectedGguf> = serde_json::from_str(&text).unwrap();
     assert_eq!(all.len(), 6);
@@ -75,20 +75,24 @@ fn names_numbers_and_tokens_are_found_again() {
 
 /// Row r of a head of 8 lies where llama.cpp has it: those of both halves by turns.
 #[test]
-fn rows_of_queries_and_keys_are_turned() {
+fn rows_of_queries_and_keys_are_permuted() {
     let theirs = component(&golden("llama"));
-    for (name, format, is_turned) in
+    for (name, format, is_permuted) in
         [("llama", GgufFormat::F32, true), ("qwen2", GgufFormat::F32, false)]
     {
         let (_folder, ours, _) = written(name, format);
-        let theirs = if is_turned { &theirs } else { &component(&golden(name)) };
+        let theirs = if is_permuted { &theirs } else { &component(&golden(name)) };
         for (query, n_rows) in [("q", 32), ("k", 16)] {
-            let to = numbers(ours.catalog().unwrap(), &format!("blk.1.attn_{query}.weight"));
-            let from = numbers(theirs, &format!("model.layers.1.self_attn.{query}_proj.weight"));
+            let to = values(ours.catalog().unwrap(), &format!("blk.1.attn_{query}.weight"));
+            let from = values(theirs, &format!("model.layers.1.self_attn.{query}_proj.weight"));
             for row in 0..n_rows {
                 let (head, at) = (row / 8 * 8, row % 8);
-                let turned = if is_turned { head + at % 4 * 2 + at / 4 } else { row };
-                assert_eq!(from[row * 32..][..32], to[turned * 32..][..32], "{name} {query} {row}");
+                let permuted = if is_permuted { head + at % 4 * 2 + at / 4 } else { row };
+                assert_eq!(
+                    from[row * 32..][..32],
+                    to[permuted * 32..][..32],
+                    "{name} {query} {row}"
+                );
             }
         }
     }
@@ -108,7 +112,7 @@ fn matrices_have_the_format_and_vectors_are_f32() {
             assert_eq!(tensor.encoding, expected.encoding(), "{}", tensor.name);
         }
     }
-    let narrow = leaving("lm_head.weight", &[4, 33], GgufFormat::Q8_0).unwrap();
+    let narrow = gguf_tensor("lm_head.weight", &[4, 33], GgufFormat::Q8_0).unwrap();
     assert_eq!(narrow.format, GgufFormat::F16);
 }
 
@@ -146,15 +150,15 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     let json = std::fs::read_to_string(golden("llama").join("tokenizer.json")).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
     json["pre_tokenizer"] = serde_json::json!({ "type": "WhitespaceSplit" });
-    let said = || {
+    let write = || {
         std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
         let out = folder.path().join("model.gguf");
         let done = write_folder(folder.path(), &out, GgufFormat::F16, &|_| true);
         assert!(!out.exists());
         done
     };
-    let error = said().unwrap_err().to_string();
-    assert_eq!(error, "llama.cpp has no name for how its tokenizer splits texts");
+    let error = write().unwrap_err().to_string();
+    assert_eq!(error, "llama.cpp has no pre-tokenizer like that of this model");
     // Cancelling leaves nothing behind either.
     let out = folder.path().join("model.gguf");
     let error = write_folder(&golden("llama"), &out, GgufFormat::F16, &|_| false).unwrap_err();

@@ -1,9 +1,8 @@
-//! A tokenizer in the words of GGUF: its tokens in the order of their ids, what kind each is, how pairs
-//! become one, and the name of the way in which texts are split first, for which llama.cpp has code of
-//! its own.
+//! A tokenizer as GGUF metadata: its tokens by id, their types, the merges, and the name of the pre-tokenizer,
+//! which llama.cpp implements itself.
 //!
-//! Two kinds, as `text::tokenizer` reads them: `gpt2`, byte pairs with their merges, and `llama`,
-//! `SentencePiece`'s pairs, where scores say in which order pairs become one.
+//! Two kinds, as `text::tokenizer` reads them: `gpt2`, byte-level BPE with merges, and `llama`, `SentencePiece` BPE
+//! with scores.
 
 use std::collections::HashMap;
 
@@ -39,7 +38,7 @@ struct VocabModel {
     unk_token: Option<String>,
 }
 
-/// As files have had them over the years.
+/// Both forms that files have.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum VocabMerge {
@@ -125,7 +124,7 @@ impl VocabFile {
         Ok(all.into_iter().unzip())
     }
 
-    /// Of a token that nobody added.
+    /// Of a token that is not an added one.
     fn kind(&self, token: &str) -> LlamaTokenType {
         let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
         if self.model.byte_fallback && is_byte {
@@ -139,19 +138,19 @@ impl VocabFile {
         let merges: Vec<String> = self.model.merges.iter().map(VocabMerge::line).collect();
         let patterns = patterns(&self.pre_tokenizer);
         let known = patterns.as_deref().and_then(pre_tokenizer_name);
-        // Where nothing is merged, it does not matter how texts are split.
-        let way = if merges.is_empty() { pre_tokenizer_name(&[GPT_2]) } else { known };
-        let way = way.ok_or_else(|| {
-            unsupported("llama.cpp has no name for how its tokenizer splits texts".into())
+        // Without merges the pre-tokenizer does not matter.
+        let name = if merges.is_empty() { pre_tokenizer_name(&[GPT_2]) } else { known };
+        let name = name.ok_or_else(|| {
+            unsupported("llama.cpp has no pre-tokenizer like that of this model".into())
         })?;
         Ok(vec![
             ("ggml.model", GgufValue::Text("gpt2".into())),
-            ("ggml.pre", GgufValue::Text(way.into())),
+            ("ggml.pre", GgufValue::Text(name.into())),
             ("ggml.merges", GgufValue::Texts(merges)),
         ])
     }
 
-    /// The earlier a token is made of two, the higher its score.
+    /// The earlier a merge, the higher the score of its token.
     fn sentence_pieces(&self, tokens: &[String]) -> Vec<(&'static str, GgufValue)> {
         let mut scores: HashMap<String, f32> = HashMap::new();
         for (rank, merge) in self.model.merges.iter().enumerate() {
@@ -167,7 +166,7 @@ impl VocabFile {
     }
 }
 
-/// The patterns by which texts are split, one after the other; none if another way is used too.
+/// The patterns of a pre-tokenizer, in their order; none if it has another step.
 fn patterns(splitter: &Json) -> Option<Vec<&str>> {
     match splitter["type"].as_str()? {
         "Sequence" => {
@@ -193,6 +192,7 @@ fn puts_space(normalizer: &Json) -> bool {
 }
 
 fn unsupported(problem: String) -> TrainerError {
-    let hint = "llama.cpp cannot have this model's tokenizer; use its folder with transformers";
+    let hint =
+        "llama.cpp does not support this model's tokenizer; use its folder with transformers";
     TrainerError::Request { problem, hint }
 }

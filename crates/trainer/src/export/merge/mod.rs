@@ -1,10 +1,9 @@
-//! An adapter added to its base: a model of the same layout that needs no adapter, for programs that
-//! take none. Computed in f64 and rounded once to the format the base is stored in. Streams rows, so
-//! that memory stays small whatever the model's size. All is written beside the target, read back
-//! and compared, and only then given its name: a full disk or a kill leaves no half model.
+//! Merges an adapter into its base: a model of the same layout, for programs without LoRA support. Computed in f64
+//! and rounded once to the base's format, some rows at a time, so that memory stays small. All is written beside
+//! the target, read back, compared, and then renamed: a full disk or a kill leaves no half model.
 //!
 //! ```text
-//! OUT.partial/                            while it is written; OUT after the proof
+//! OUT.partial/                            while it is written; OUT after the check
 //!   model_index.json, vae/, tokenizer*/   as in the base
 //!   transformer/                          config as in the base, weights with the adapter in them,
 //!                                         in as many files as the base has
@@ -14,8 +13,8 @@
 //!                                         many files as the base has; all else as in the base
 //! ```
 //!
-//! Weights of the base that nothing was added to and that a program could take for the merged ones
-//! are left out: other precisions of the same part, checkpoints beside the folders.
+//! Unmerged weights of the base that a program could take for the merged ones are left out: other precisions of the
+//! same part, checkpoints beside the folders.
 
 mod other_files;
 pub(super) mod patch;
@@ -41,10 +40,10 @@ use crate::model::adapter::read::Component;
 use crate::model::diffusion::Pipeline;
 use crate::model::llama::language_model::LanguageModel;
 
-/// Numbers held at a time. Chosen: 32 MB as f64, little beside any model.
+/// Values in memory at a time. Chosen: 32 MiB as f64, little beside any model.
 const BLOCK: u64 = 4 << 20;
 
-/// A model that was written and proven.
+/// A merged model that was written and checked.
 #[derive(Clone, Debug)]
 pub struct MergedModel {
     /// The folder.
@@ -57,11 +56,11 @@ pub struct MergedModel {
     pub n_copied: usize,
     /// Weights of the base that were left out, relative to it.
     pub left_out: Vec<PathBuf>,
-    /// The largest distance of a number from base and adapter, in steps of its format.
+    /// The largest error of a merged value, in units in the last place (ULP) of its format.
     pub worst_steps: f64,
 }
 
-/// A merge that can be done, as far as files tell before they are read.
+/// A merge whose files were checked.
 pub struct AdapterMerge<'a> {
     base: &'a Path,
     parts: Vec<AdaptedComponent<'a>>,
@@ -69,12 +68,12 @@ pub struct AdapterMerge<'a> {
 }
 
 impl<'a> AdapterMerge<'a> {
-    /// Of what `pipeline` holds and the adapter beside it.
+    /// Of a pipeline and its adapter.
     pub fn plan(pipeline: &'a Pipeline) -> Result<Self> {
         Self::of(&pipeline.path, pipeline.adapted_components())
     }
 
-    /// Of a language model's folder and the adapter beside it.
+    /// Of a language model's folder and its adapter.
     pub fn plan_language(base: &'a LanguageModel) -> Result<Self> {
         Self::of(&base.path, base.adapted_component().into_iter().collect())
     }
@@ -87,12 +86,12 @@ impl<'a> AdapterMerge<'a> {
         Ok(Self { base, parts, other_files: rest })
     }
 
-    /// Bytes that [`Self::run`] will tell of: all are written, and what is merged is read again.
+    /// Bytes of [`Self::run`]'s progress: all files are written, and the merged ones read back.
     pub fn bytes(&self) -> u64 {
         self.other_files.bytes + 2 * self.parts.iter().map(|part| part.catalog.bytes()).sum::<u64>()
     }
 
-    /// Writes and proves the model; `out` is not there yet.
+    /// Writes and checks the model; `out` must not exist.
     pub fn run(self, out: &Path, tick: BytesDoneFn<'_>) -> Result<MergedModel> {
         let Self { base, parts, other_files: rest } = self;
         check_outside(base, out)?;
@@ -110,7 +109,7 @@ impl<'a> AdapterMerge<'a> {
             let folder = if base.is_dir() { &part.component.folder() } else { "" };
             merge_part(part, &staging.path.join(folder), tick, &mut merged)?;
         }
-        // A checkpoint alone is no model.
+        // A single checkpoint file is no whole model.
         if base.is_dir() {
             model::open(&staging.path, None)?;
         }
@@ -119,7 +118,7 @@ impl<'a> AdapterMerge<'a> {
     }
 }
 
-/// What cannot be merged is known before anything is written.
+/// Fails if the adapter cannot be merged.
 fn check(base: &Path, parts: &[AdaptedComponent<'_>]) -> Result<()> {
     if parts.is_empty() {
         let problem = "it has no matrices to merge".into();
@@ -136,7 +135,7 @@ fn check(base: &Path, parts: &[AdaptedComponent<'_>]) -> Result<()> {
     parts.iter().try_for_each(check_formats)
 }
 
-/// A copy of a folder into itself has no end.
+/// Fails if `out` is in the base: a copy into itself has no end.
 fn check_outside(base: &Path, out: &Path) -> Result<()> {
     let whole = |path: &Path| path::absolute(path).map_err(|source| failed("find", path, source));
     if !whole(out)?.starts_with(whole(base)?) {
@@ -148,7 +147,7 @@ fn check_outside(base: &Path, out: &Path) -> Result<()> {
     })
 }
 
-/// That all files can be written again, and all changed numbers in the format they have.
+/// Fails unless all files are safetensors, and all merged tensors f32, f16 or bf16.
 fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
     let refused = |what: String| TrainerError::Request {
         problem: format!("cannot merge into {what}, needed is safetensors with f32, f16 or bf16"),
@@ -178,7 +177,7 @@ fn dtype(tensor: &TensorInfo) -> FileDtype {
     }
 }
 
-/// Writes all files of a part again, and compares them with what they were made of.
+/// Writes the merged files of a part, and checks them.
 fn merge_part(
     part: &AdaptedComponent<'_>,
     folder: &Path,
@@ -198,7 +197,7 @@ fn merge_part(
     Ok(())
 }
 
-/// What is added to the tensors of a part, by their names in its files.
+/// The patches of a part's tensors, by their names in its files.
 type MatrixPatches<'a> = HashMap<String, Vec<MatrixPatch<'a>>>;
 
 fn write(
@@ -207,28 +206,28 @@ fn write(
     target: &Path,
     tick: BytesDoneFn<'_>,
 ) -> Result<()> {
-    let entering = |tensor: &TensorInfo| OutputTensor {
+    let output = |tensor: &TensorInfo| OutputTensor {
         name: tensor.name.clone(),
         dtype: dtype(tensor),
         shape: tensor.shape.clone(),
     };
-    let tensors = base.tensors.iter().map(entering).collect();
+    let tensors = base.tensors.iter().map(output).collect();
     let failed = |source| WeightsError::io("write", target, source);
     let mut buffer = Vec::new();
-    write_file(target, &base.metadata, tensors, false, &mut |entering, out| {
-        let tensor = base.find(&entering.name)?;
+    write_file(target, &base.metadata, tensors, false, &mut |output, out| {
+        let tensor = base.find(&output.name)?;
         let Some(patches) = patches.get(&tensor.name) else {
-            return load_blocks(base, tensor, entering.dtype, &mut buffer, tick, &mut |block| {
+            return load_blocks(base, tensor, output.dtype, &mut buffer, tick, &mut |block| {
                 out.write_all(block).map_err(failed)
             });
         };
-        each_rows(base, tensor, tick, &mut |first, width, numbers| {
-            let numbers: Vec<f32> = patch::apply_patches(patches, first, width, numbers)
+        each_rows(base, tensor, tick, &mut |first, width, values| {
+            let values: Vec<f32> = patch::apply_patches(patches, first, width, values)
                 .into_iter()
-                .map(|number| number as f32)
+                .map(|value| value as f32)
                 .collect();
-            buffer.resize(numbers.len() * entering.dtype.bytes() as usize, 0);
-            encode(&numbers, entering.dtype, &mut buffer);
+            buffer.resize(values.len() * output.dtype.bytes() as usize, 0);
+            encode(&values, output.dtype, &mut buffer);
             out.write_all(&buffer).map_err(failed)
         })
     })?;
@@ -238,7 +237,7 @@ fn write(
 /// Takes the first row's index, the width of rows, and some whole rows.
 type RowsFn<'a> = &'a mut dyn FnMut(usize, usize, &[f32]) -> weights::Result<()>;
 
-/// Hands over a matrix some rows at a time.
+/// Reads a matrix some rows at a time.
 fn each_rows(
     catalog: &Catalog,
     tensor: &TensorInfo,
@@ -249,9 +248,9 @@ fn each_rows(
     let width = (tensor.numel() / rows.max(1)).max(1);
     let step = (BLOCK / width).max(1);
     for first in (0..rows).step_by(step as usize) {
-        let numbers = first * width..(first + step).min(rows) * width;
-        let bytes = (numbers.end - numbers.start) * dtype(tensor).bytes();
-        take(first as usize, width as usize, &load_f32(catalog, tensor, numbers)?)?;
+        let values = first * width..(first + step).min(rows) * width;
+        let bytes = (values.end - values.start) * dtype(tensor).bytes();
+        take(first as usize, width as usize, &load_f32(catalog, tensor, values)?)?;
         if !tick(bytes) {
             return Err(WeightsError::Cancelled);
         }
@@ -259,7 +258,7 @@ fn each_rows(
     Ok(())
 }
 
-/// A folder that gets its name when all of it is there, and goes away otherwise.
+/// A folder that is renamed when it is complete, and removed otherwise.
 struct StagingFolder {
     path: PathBuf,
     target: PathBuf,
@@ -274,7 +273,7 @@ impl StagingFolder {
         let is_used = fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
         if is_used || target.is_file() {
             return Err(TrainerError::Request {
-                problem: format!("--out is there already and not empty: {}", target.display()),
+                problem: format!("--out exists and is not empty: {}", target.display()),
                 hint: "choose another folder, or remove this one first",
             });
         }
@@ -284,7 +283,10 @@ impl StagingFolder {
             Ok(()) => Ok(Self { path, target: target.into(), is_done: false }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(TrainerError::Request {
-                    problem: format!("another merge left this, or is at work: {}", path.display()),
+                    problem: format!(
+                        "another merge left this folder, or is running: {}",
+                        path.display()
+                    ),
                     hint: "remove the folder if no other hearth is running",
                 })
             }

@@ -1,4 +1,4 @@
-//! All of a model's folder that is not merged, copied.
+//! Copies all files of a model's folder that are not merged.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,8 +11,7 @@ use super::failed;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::AdaptedComponent;
 
-/// Folders in folders that are followed. Chosen: published models have one; links that go round
-/// have no end.
+/// Depth of nested folders. Chosen: published models have one; cyclic links have no end.
 const DEPTH: usize = 4;
 /// Bytes copied at a time.
 const CHUNK: usize = 8 << 20;
@@ -50,14 +49,14 @@ impl OtherFiles {
         if relative.components().count() > DEPTH {
             return Err(TrainerError::Folder {
                 what: "model folder",
-                problem: format!("has more than {DEPTH} folders in each other"),
+                problem: format!("has more than {DEPTH} levels of folders"),
                 path: folder,
             });
         }
         let unread = |source| failed("read", &folder, source);
         for entry in fs::read_dir(&folder).map_err(unread)? {
             let name = entry.map_err(unread)?.file_name();
-            // Caches and histories of other programs.
+            // Caches of other programs, `.git`.
             if name.to_string_lossy().starts_with('.') {
                 continue;
             }

@@ -1,5 +1,4 @@
-//! What an adapter adds to the rows of a matrix: W + s·B·A, and with magnitudes m each row of it
-//! divided by its length and multiplied by m's number.
+//! The merged rows of a matrix: W + s·B·A; for `DoRA` each row is then normalised and multiplied by its magnitude.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,7 +17,7 @@ pub struct MatrixPatch<'a> {
     first: usize,
 }
 
-/// All that an adapter adds to a part.
+/// All patches of a part.
 pub fn patches<'a>(part: &AdaptedComponent<'a>) -> MatrixPatches<'a> {
     let mut patches: MatrixPatches<'a> = HashMap::new();
     for (layer, given) in part.layers {
@@ -35,14 +34,14 @@ pub fn patches<'a>(part: &AdaptedComponent<'a>) -> MatrixPatches<'a> {
     patches
 }
 
-/// Some rows, from the `first` on, with what is added to them.
+/// Some rows, from `first` on, with their patches.
 pub fn apply_patches(
     patches: &[MatrixPatch<'_>],
     first: usize,
     width: usize,
-    numbers: &[f32],
+    values: &[f32],
 ) -> Vec<f64> {
-    let mut sums: Vec<f64> = numbers.iter().map(|number| f64::from(*number)).collect();
+    let mut sums: Vec<f64> = values.iter().map(|value| f64::from(*value)).collect();
     for (at, row) in (first..).zip(sums.chunks_mut(width)) {
         for patch in patches.iter().filter(|patch| patch.rows.contains(&at)) {
             patch.add(patch.first + at - patch.rows.start, row);
@@ -68,10 +67,10 @@ impl<'a> MatrixPatch<'a> {
             }
         }
         if let Some(magnitude) = magnitude {
-            let length = row.iter().map(|number| number * number).sum::<f64>().sqrt();
-            let factor = f64::from(magnitude[own]) / length;
-            for number in row {
-                *number *= factor;
+            let norm = row.iter().map(|value| value * value).sum::<f64>().sqrt();
+            let factor = f64::from(magnitude[own]) / norm;
+            for value in row {
+                *value *= factor;
             }
         }
     }
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn with_magnitudes_rows_have_their_lengths() {
+    fn with_magnitudes_rows_have_their_norms() {
         let given = given(Some(vec![10.0, 5.0]));
         let patch = [MatrixPatch { given: &given, rows: 0..2, first: 0 }];
         assert_eq!(apply_patches(&patch, 0, 2, &[-3.0, -4.0, 12.0, 16.0]), [6.0, 8.0, 3.0, 4.0]);

@@ -1,9 +1,8 @@
-//! Memory over a step as a plot: what the arena held, by what it was for, from the first upload to
-//! the end of the update. Made of a recording, of a rehearsal or of a real step, and readable where
-//! plots are shown: one SVG without scripts, light or dark as its reader likes.
+//! Memory over a step as a plot: bytes of the arena by tag, from the first upload to the end of the update.
+//! Drawn from a recording, of a dry run or of a real step: one SVG without scripts, light or dark.
 //!
-//! Across is the order in which memory was taken and given back, not time: a recording knows no clock,
-//! and on a device without data there is none.
+//! The x axis is the order of allocations and frees, not time: a recording has no clock, and the meta device
+//! has no time.
 
 mod page;
 #[cfg(test)]
@@ -103,7 +102,7 @@ impl<'a> PlotLayout<'a> {
         DOWN[1] - (DOWN[1] - DOWN[0]) * bytes / self.top
     }
 
-    /// Which tags anything was ever held for.
+    /// Tags that ever held memory.
     fn shown(&self) -> Vec<usize> {
         let is_held = |index: &usize| self.moments.iter().any(|moment| moment.by_tag[*index] > 0);
         (0..Tag::ALL.len()).filter(is_held).collect()
@@ -122,20 +121,20 @@ impl<'a> PlotLayout<'a> {
         if known.is_empty() { String::new() } else { format!("in {}", known.join(", ")) }
     }
 
-    /// The opening tag, with what is said to those who do not see it.
+    /// The opening tag, with the description for screen readers.
     fn head(&self) -> String {
         let [width, height] = SIZE;
-        let mut told =
+        let mut description =
             format!("Peak {} {}: ", fine_bytes(self.peak_bytes()), self.whereabouts(self.peak));
         for (tag, size) in held(&self.moments[self.peak]) {
-            _ = write!(told, "{tag} {}, ", fine_bytes(size));
+            _ = write!(description, "{tag} {}, ", fine_bytes(size));
         }
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"memory\" viewBox=\"0 0 {width} \
              {height}\" width=\"{width}\" height=\"{height}\" role=\"img\" \
-             aria-labelledby=\"memory-title memory-told\">\
+             aria-labelledby=\"memory-title memory-description\">\
              <title id=\"memory-title\">Memory over a step</title>\
-             <desc id=\"memory-told\">{told}limit {}.</desc><style>{COLOURS}{}</style>\
+             <desc id=\"memory-description\">{description}limit {}.</desc><style>{COLOURS}{}</style>\
              <rect class=\"ground\" width=\"{width}\" height=\"{height}\" rx=\"8\"/>",
             fine_bytes(self.limit_bytes),
             include_str!("plot.css")
@@ -160,7 +159,7 @@ impl<'a> PlotLayout<'a> {
         }
         _ = write!(
             out,
-            "<text class=\"faint end\" x=\"{right}\" y=\"{}\">as memory is taken and given back \
+            "<text class=\"faint end\" x=\"{right}\" y=\"{}\">allocations and frees, in order \
              →</text>",
             DOWN[1] + 22.0
         );
@@ -289,7 +288,7 @@ impl<'a> PlotLayout<'a> {
     }
 }
 
-/// What a moment holds of each tag that it holds anything of.
+/// The tags that hold memory at a moment, with their bytes.
 fn held(moment: &MemorySnapshot) -> Vec<(Tag, usize)> {
     let all = Tag::ALL.into_iter().zip(moment.by_tag);
     all.filter(|(_, size)| *size > 0).collect()

@@ -1,4 +1,4 @@
-//! The plot on a page, with what every phase of the run takes, and its figures as a table.
+//! The plot on a page, with the memory of every phase, and its figures as a table.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ pub fn page(title: &str, memory: &MemoryPlot<'_>, phases: &[PlannedPhase]) -> St
 
 fn plot(memory: &MemoryPlot<'_>) -> String {
     format!(
-        "<p class=\"faint\">What one step holds in memory, by what it is for.</p>\n\
+        "<p class=\"faint\">Memory over one step, by tag.</p>\n\
          <figure class=\"card plot\">{}</figure>\n",
         svg(memory)
     )
@@ -46,7 +46,7 @@ fn table(memory: &MemoryPlot<'_>) -> String {
         return String::new();
     };
     let parts = by_name(memory);
-    let mut rows = String::from("<tr><th>for</th>");
+    let mut rows = String::from("<tr><th>tag</th>");
     for (name, _) in &parts {
         _ = write!(rows, "<th class=\"number\">{name}</th>");
     }
@@ -64,14 +64,14 @@ fn table(memory: &MemoryPlot<'_>) -> String {
             row(&tag.to_string(), &|moment| moment.by_tag[index]);
         }
     }
-    row("<b>together</b>", &MemorySnapshot::bytes);
+    row("<b>total</b>", &MemorySnapshot::bytes);
     format!(
         "<h2>Figures</h2>\n<div class=\"card wide\"><table>{rows}</table></div>\n\
-         <p class=\"note\">The most of each during each part; they need not come at once.</p>\n"
+         <p class=\"note\">Peak of each tag in each part of the step; the peaks may come at different times.</p>\n"
     )
 }
 
-/// Moments by the name of their part: micro-batches of a batch go forward and back several times.
+/// Moments by the name of their part: each micro-batch has a forward and a backward pass.
 fn by_name<'a>(memory: &MemoryPlot<'a>) -> Vec<(&'static str, Vec<&'a MemorySnapshot>)> {
     let mut all: Vec<(&'static str, Vec<&MemorySnapshot>)> = Vec::new();
     for (from, to, name) in parts(memory.recording) {

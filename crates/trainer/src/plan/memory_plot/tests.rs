@@ -11,7 +11,7 @@ use crate::data::Bucket;
 use crate::event::PlannedPhase;
 use crate::model::diffusion::Pipeline;
 use crate::model::recompute::Recompute;
-use crate::task::session::Session;
+use crate::task::session::{BatchPosition, Session};
 use crate::task::traits::Task;
 use crate::train::diffusion;
 
@@ -36,7 +36,7 @@ fn step(set: &[&str]) -> (MemoryRecording, Usage) {
     let micro_batch = task.dummy_micro_batch(Bucket { width: 64, height: 64 }, 1).unwrap();
     device.reset_peak();
     device.start_recording();
-    session.accumulate(&micro_batch, (0, 0), 1.0, Recompute::None).unwrap();
+    session.accumulate(&micro_batch, BatchPosition::default(), 1.0, Recompute::None).unwrap();
     session.update(0.0, 0, 1.0).unwrap();
     (device.stop_recording(), device.usage())
 }
@@ -77,7 +77,7 @@ fn only_what_is_trained_counts_as_parameters() {
     assert_eq!(of(held, Tag::Optimizer), 3 * parameters);
     assert_eq!(of(held, Tag::Gradients), parameters);
     assert!(of(held, Tag::Weights) < parameters / 10, "{held:?}");
-    // The lengths of frozen rows are frozen.
+    // The norms of frozen rows are frozen.
     let (recording, _) = step(&["adapter.kind=dora", "adapter.rank=4"]);
     let held = recording.snapshots[0].by_tag;
     assert_eq!(of(held, Tag::Gradients), of(held, Tag::Parameters));
@@ -130,7 +130,7 @@ fn a_plot_shows_the_peak_its_parts_and_the_limit() {
 }
 
 #[test]
-fn what_is_drawn_is_as_high_as_what_was_held() {
+fn the_plot_is_as_high_as_the_memory_held() {
     let recording = small(1);
     let drawing = PlotLayout::of(&recording, 8 << 20).unwrap();
     let mut out = String::new();
@@ -182,7 +182,7 @@ fn a_page_has_the_plot_the_phases_and_the_figures_and_needs_nothing_else() {
         "<b>train 64x64</b><span style=\"--planned:75.0%\">",
         "<tr><td>data</td><td class=\"number\">1.0 MiB</td><td class=\"number\">1.0 MiB</td>\
          <td class=\"number\">0</td><td class=\"number\">1.0 MiB</td></tr>",
-        "<tr><td><b>together</b></td><td class=\"number\">4.0 MiB</td><td class=\"number\">6.0 MiB\
+        "<tr><td><b>total</b></td><td class=\"number\">4.0 MiB</td><td class=\"number\">6.0 MiB\
          </td><td class=\"number\">4.0 MiB</td><td class=\"number\">6.0 MiB</td></tr>",
     ] {
         assert!(page.contains(shown), "{shown} is not in {page}");

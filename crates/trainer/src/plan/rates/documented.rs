@@ -1,6 +1,5 @@
-//! Rates from published figures, for machines that nobody measured: what the CPU could compute
-//! and read at best, with a share taken off. They say which of two plans is faster, and the time
-//! itself to a factor of two or so.
+//! Rates from published figures, for machines that were not measured: a share of the peak FLOPS and memory
+//! bandwidth. They say which of two plans is faster, and the time itself to a factor of two or so.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +11,17 @@ use machine::hardware::{apple_bandwidth, apple_core_flops, nvidia_arch};
 
 use super::{ARITHMETIC, CallSizeUnit, LINK, LOAD, PASS, RateCurve, Rates};
 
-/// Operations that one core does per clock tick, best instructions first. Taken: two multiply-adds
-/// of a whole vector per tick (Intel and Arm optimisation guides); Apple's and Arm's large cores do
+/// FLOPs of one core per clock cycle, best instructions first. Taken: two fused multiply-adds of a whole vector
+/// per cycle (Intel and Arm optimisation guides); Apple's and Arm's large cores do
 /// four of 128 bits.
 const PER_TICK: [(CpuFeature, f64); 3] =
     [(CpuFeature::Avx512, 64.0), (CpuFeature::Avx2, 32.0), (CpuFeature::Neon, 32.0)];
-/// Of an unknown CPU: a multiply-add of 128 bits.
+/// Of an unknown CPU: a fused multiply-add of 128 bits.
 const PER_TICK_OF_OTHERS: f64 = 8.0;
 /// Chosen: what desktop and server CPUs keep up with all cores at work.
 const TICKS_PER_SECOND: f64 = 3e9;
-/// Chosen: what products reach of the peak beside all else that a step does. Measured on the one
-/// machine we have: two thirds of it by vectors (docs/measured.md).
+/// Share of the peak FLOPS that matmuls reach over a step. Chosen. Measured on the one machine we have: two thirds
+/// with vector instructions (docs/measured.md).
 const CPU_EFFICIENCY: f64 = 0.5;
 /// Bytes per second of a DGX Spark's memory, whose CPU is named by its cores. Taken: NVIDIA's
 /// specifications.
@@ -43,11 +42,10 @@ const UNKNOWN_GPU: (f64, f64) = (0.5e12, 60e9);
 const NVIDIA_EFFICIENCY: (f64, f64) = (0.4, 0.8);
 /// Chosen for GPUs that do not tell their highest clock: what all of them keep up at work.
 const NVIDIA_CLOCK: f64 = 1.6e9;
-/// Bytes per second from main memory to a GPU. Chosen: what sixteen lanes of the third generation give,
-/// which every board since 2012 has.
+/// Bytes per second from main memory to a GPU. Chosen: PCIe 3.0 x16, which every board since 2012 has.
 const GPU_LINK: f64 = 12e9;
 /// What kernels reach of an Apple GPU's published figures, of its arithmetic and of its memory. Chosen: nobody
-/// measured one. On the one GPU that they ran on, a large one, products reached a ninth (docs/measured.md).
+/// measured one. On the one GPU that they ran on, a large one, matmuls reached a ninth (docs/measured.md).
 const APPLE_EFFICIENCY: (f64, f64) = (0.2, 0.8);
 /// Chosen: an ordinary solid-state disk.
 const DISK: f64 = 2e9;
@@ -105,10 +103,10 @@ fn slowest_nvidia(machine: &Machine) -> Option<(f64, f64)> {
     machine.nvidia_gpus().filter_map(nvidia_rates).min_by(slower)
 }
 
-fn nvidia_rates(card: &NvidiaGpu) -> Option<(f64, f64)> {
-    let class = nvidia_arch(*card.capability.known()?)?;
-    let units = f64::from(*card.multiprocessors.known()?);
-    let ticks = card.clock_max.known().map_or(NVIDIA_CLOCK, |clock| 1e6 * f64::from(clock.0));
+fn nvidia_rates(gpu: &NvidiaGpu) -> Option<(f64, f64)> {
+    let class = nvidia_arch(*gpu.capability.known()?)?;
+    let units = f64::from(*gpu.multiprocessors.known()?);
+    let ticks = gpu.clock_max.known().map_or(NVIDIA_CLOCK, |clock| 1e6 * f64::from(clock.0));
     let (arithmetic, memory) = NVIDIA_EFFICIENCY;
     Some((arithmetic * units * ticks * class.flops_per_cycle, memory * units * class.bandwidth))
 }

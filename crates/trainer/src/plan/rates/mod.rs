@@ -1,11 +1,11 @@
 //! How long work takes on a machine: for each kind of call a curve of seconds over size, measured by
-//! `hearth bench calibrate`, or worked out from published figures where nobody measured.
+//! `hearth bench calibrate`, or estimated from published figures.
 //!
 //! A call's time is read off the curve of its class. Where that class was not measured, another
 //! format of the same kernel stands in for it; where there is none, the call takes as long as its
 //! arithmetic or a pass over its bytes would, whichever is longer.
 //!
-//! Leaves out what is no call: waiting for a disk, and other programs on the machine.
+//! Left out: waiting for a disk, and other programs on the machine.
 
 mod documented;
 mod store;
@@ -21,27 +21,25 @@ pub use store::{RatesKey, StoredRates, folder};
 
 /// The curve of calls that only read and write memory.
 pub const PASS: &str = "pass";
-/// The curve of arithmetic of which nothing else is known.
+/// The curve of kernels that are bound by arithmetic.
 pub const ARITHMETIC: &str = "arithmetic";
-/// The curve of bytes that come from a model's file.
+/// The curve of reading a model's files.
 pub const LOAD: &str = "load";
 
-/// The curve of bytes that come to a GPU from main memory.
+/// The curve of copies from main memory to a GPU.
 pub const LINK: &str = "link";
-/// Chosen for rates that do not know it: what the slowest link of a GPU in use gives, eight lanes of the
-/// third generation.
+/// Chosen for rates without that curve: PCIe 3.0 x8, the slowest link of GPUs in use.
 const LINK_BYTES_PER_SECOND: f64 = 6e9;
 
-/// What no call is faster than, in seconds; logarithms need a number above 0.
+/// The shortest time of a call, in seconds; logarithms need a number above 0.
 const SHORTEST: f64 = 1e-9;
 
 /// Seconds that calls take on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Whether they were measured there, rather than worked out from published figures.
+    /// Whether they were measured, rather than estimated from published figures.
     pub is_measured: bool,
-    /// Seconds that the host takes to ask another device for a call, which may be longer than the call; 0
-    /// where it computes itself.
+    /// Seconds that the host takes to launch a kernel, which may be longer than the kernel; 0 on the CPU.
     pub host_secs: f64,
     /// By class, without the size, as [`KernelClass`] prints itself; and the four above.
     pub curves: BTreeMap<String, RateCurve>,
@@ -67,8 +65,7 @@ pub enum CallSizeUnit {
 }
 
 impl CallSizeUnit {
-    /// Of a kernel, by its name in the tally: wide matmuls and attention compute for longer than
-    /// they read.
+    /// Of a kernel, by its name in the statistics: large matmuls and attention are bound by arithmetic.
     pub fn of(kernel: &str) -> Self {
         let computes = kernel.starts_with("matmul by")
             || kernel.starts_with("activated matmul")
@@ -88,23 +85,23 @@ impl CallSizeUnit {
 }
 
 impl Rates {
-    /// How long work takes. Where weights come from the host, a block waits if the next takes longer to
-    /// come than it to compute.
+    /// How long work takes. With block offloading, the device waits where the copy of the next block takes longer
+    /// than the current one to compute.
     pub fn seconds(&self, work: &WorkStats) -> f64 {
-        let wait = |lap: &OffloadInterval| {
-            (self.copying(lap.copied_bytes) - self.computing(&lap.calls)).max(0.0)
+        let wait = |interval: &OffloadInterval| {
+            (self.copying(interval.copied_bytes) - self.computing(&interval.calls)).max(0.0)
         };
         self.computing(&work.calls) + work.offload_intervals.iter().map(wait).sum::<f64>()
     }
 
-    /// The host asks for calls while others are computed, so the longer of the two is what they take.
+    /// The host launches kernels while others run, so that the longer of the two counts.
     fn computing(&self, calls: &BTreeMap<KernelClass, CallTotals>) -> f64 {
         let each = calls.iter().map(|(class, calls)| self.seconds_of(class, calls));
         let n_calls: u64 = calls.values().map(|calls| calls.count).sum();
         each.sum::<f64>().max(n_calls as f64 * self.host_secs)
     }
 
-    /// How long bytes take to come to a GPU.
+    /// Seconds to copy bytes to a GPU.
     fn copying(&self, bytes: u64) -> f64 {
         let known = self.curves.get(LINK).map(|curve| curve.seconds(bytes as f64));
         if bytes == 0 { 0.0 } else { known.unwrap_or(bytes as f64 / LINK_BYTES_PER_SECOND) }

@@ -9,9 +9,8 @@
 //!       curves       name of a class → measure, points of [size, seconds]
 //! ```
 //!
-//! CACHE is the user's cache folder. A file that cannot be used is left alone and told of: the next
-//! calibration writes over it. Nothing is carried over from another version, whose kernels may be
-//! others.
+//! CACHE is the user's cache folder. A file that cannot be used gives a warning, and the next
+//! calibration overwrites it. Rates of another version are not used: its kernels may differ.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -46,7 +45,7 @@ pub struct RatesKey {
 pub enum StoredRates {
     /// Its rates.
     Rates(Rates),
-    /// Nobody measured.
+    /// No measurement.
     Missing,
     /// Something that is not its rates.
     Unusable {
@@ -63,23 +62,23 @@ struct RatesFile {
     rates: Rates,
 }
 
-/// The folder of kept rates on this computer, unless the user has no home.
+/// The folder of stored rates, unless the user has no home.
 pub fn folder() -> Option<PathBuf> {
     Some(machine::folders::cache_dir()?.join("hearth"))
 }
 
 impl RatesKey {
-    /// What computes on a machine; on a GPU, the one of this number.
-    pub fn of(machine: &Machine, kind: DeviceKind, card: u32) -> Self {
-        let processor = || machine.cpu.model.known();
+    /// The device of a machine; of its GPUs the one with this index.
+    pub fn of(machine: &Machine, kind: DeviceKind, gpu_index: u32) -> Self {
+        let cpu = || machine.cpu.model.known();
         let (name, threads, engine) = match kind {
-            DeviceKind::Cpu { threads, has_amx: true } => (processor(), threads, "cpu-amx"),
-            DeviceKind::Cpu { threads, has_amx: false } => (processor(), threads, "cpu"),
+            DeviceKind::Cpu { threads, has_amx: true } => (cpu(), threads, "cpu-amx"),
+            DeviceKind::Cpu { threads, has_amx: false } => (cpu(), threads, "cpu"),
             DeviceKind::Cuda { is_deterministic } => {
-                let name = machine.cuda_gpu(card).and_then(|card| card.name.known());
+                let name = machine.cuda_gpu(gpu_index).and_then(|gpu| gpu.name.known());
                 (name, 0, if is_deterministic { "cuda-deterministic" } else { "cuda" })
             }
-            DeviceKind::Gpu { .. } => (processor(), 0, "gpu"),
+            DeviceKind::Gpu { .. } => (cpu(), 0, "gpu"),
         };
         Self {
             name: name.map_or("unknown", String::as_str).to_owned(),
@@ -119,20 +118,20 @@ impl Rates {
         let path = owner.path(folder);
         let io = |source| TrainerError::Io { what: "write", path: path.clone(), source };
         fs::create_dir_all(folder).map_err(io)?;
-        let kept = RatesFile { owner: owner.clone(), rates: self.clone() };
-        let text = serde_json::to_string_pretty(&kept).map_err(|error| io(error.into()))?;
+        let file = RatesFile { owner: owner.clone(), rates: self.clone() };
+        let text = serde_json::to_string_pretty(&file).map_err(|error| io(error.into()))?;
         write_text(&path, &text)?;
         Ok(path)
     }
 }
 
 fn read(text: &str, owner: &RatesKey) -> std::result::Result<Rates, String> {
-    let kept: RatesFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    if kept.owner != *owner {
-        return Err(format!("it belongs to {:?}, not to {owner:?}", kept.owner));
+    let file: RatesFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if file.owner != *owner {
+        return Err(format!("it belongs to {:?}, not to {owner:?}", file.owner));
     }
-    if !kept.rates.curves.values().all(RateCurve::is_sound) {
+    if !file.rates.curves.values().all(RateCurve::is_sound) {
         return Err("a curve has no points, or falls".into());
     }
-    Ok(kept.rates)
+    Ok(file.rates)
 }

@@ -1,5 +1,4 @@
-//! Curves by their properties over random points, files by what is done to them, and the tally of a
-//! real training step.
+//! Curves by their properties over random points, damaged files, and the work of a real training step.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +8,13 @@ use machine::{Machine, MachineRecording, ProbeSource};
 
 use super::*;
 use crate::bench::cases::{BenchCase, BenchSettings};
-use crate::model::offload::Offload as Where;
+use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 
 /// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
 fn random_points(seed: u64) -> Vec<(f64, f64)> {
-    let stream = RandomSequence::new(seed, 0);
-    let number = |index| f64::from(stream.uniform(index));
+    let sequence = RandomSequence::new(seed, 0);
+    let number = |index| f64::from(sequence.uniform(index));
     let n_points = 1 + seed as usize % 9;
     let point = |index| {
         let size = (8.0 + 30.0 * number(2 * index)).exp2();
@@ -75,7 +74,7 @@ fn rates() -> Rates {
     Rates { is_measured: true, ..Rates::documented(&machine("xeon-2-core.toml"), kind(2)) }
 }
 
-/// Rates of numbers that any reader reads to the last bit.
+/// Rates whose numbers round-trip through JSON exactly.
 fn plain() -> Rates {
     let curve =
         RateCurve { measure: CallSizeUnit::Bytes, points: vec![[1024.0, 0.5], [4096.0, 2.0]] };
@@ -102,9 +101,9 @@ fn rates_come_back_for_their_owner_alone() {
 }
 
 #[test]
-fn rates_of_a_card_are_the_cards_and_not_the_cpus() {
+fn rates_of_a_gpu_are_not_those_of_the_cpu() {
     let cuda = |is_deterministic| DeviceKind::Cuda { is_deterministic };
-    let h200 = |kind, card| RatesKey::of(&machine("h200.toml"), kind, card);
+    let h200 = |kind, gpu| RatesKey::of(&machine("h200.toml"), kind, gpu);
     let path = h200(cuda(false), 0).path(Path::new(""));
     let end = format!("0-cuda-{}.json", store::VERSION);
     assert_eq!(path.to_str().unwrap(), format!("rates-nvidia-h200-{end}"));
@@ -114,7 +113,7 @@ fn rates_of_a_card_are_the_cards_and_not_the_cpus() {
 }
 
 #[test]
-fn a_damaged_file_is_told_of_and_not_used() {
+fn a_damaged_file_is_reported_and_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let owner = RatesKey::of(&machine("xeon-2-core.toml"), kind(2), 0);
     let path = plain().save(folder.path(), &owner).unwrap();
@@ -131,22 +130,22 @@ fn a_damaged_file_is_told_of_and_not_used() {
     }
 }
 
-/// A training step's tally on a device.
+/// The work of a training step on a device.
 fn step(device: &Device) -> WorkStats {
-    let how = BenchSettings {
+    let settings = BenchSettings {
         samples: 1,
         micro_batch: 1,
         recompute: Recompute::None,
-        offload: Where::None,
+        offload: Offload::None,
     };
-    let mut prepared = BenchCase::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
+    let mut prepared = BenchCase::Sd3Tiny.prepare(device, compute::Dtype::Bf16, settings).unwrap();
     let before = device.work();
     prepared.run().unwrap();
     device.work().since(&before)
 }
 
 #[test]
-fn a_step_of_sd3_is_counted_the_same_without_data() {
+fn a_step_of_sd3_is_counted_the_same_on_the_meta_device() {
     let real = Device::cpu(2, 1 << 30).unwrap();
     let work = step(&real);
     assert_eq!(work, step(&Device::meta(real.kind(), usize::MAX / 2)));
@@ -186,7 +185,7 @@ fn more_threads_and_faster_memory_are_faster() {
 }
 
 #[test]
-fn a_card_is_as_fast_as_its_multiprocessors() {
+fn a_gpu_is_as_fast_as_its_multiprocessors() {
     // 0.4 of NVIDIA's 989 TFLOPS, at 1830 MHz, of an H200, and of 128 multiprocessors of a 4090 at 1.6 GHz.
     for (name, flops) in [
         ("h200.toml", 0.4 * 989e12 * 1980.0 / 1830.0),

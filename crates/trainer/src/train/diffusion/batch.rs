@@ -1,5 +1,5 @@
-//! Batches of encoded images. Which text a sample gets and whether it is mirrored follows from seed,
-//! batch and place in it, so a run that is continued sees what it would have seen.
+//! Batches of encoded images. A sample's caption and whether it is flipped follow from the seed, the batch and
+//! its index there, so a resumed run sees the same.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const TEXT_SEED: u64 = 0x7465_7874_0000_0000;
 /// the largest batch of a job.
 const SLOT_BITS: u32 = 16;
 
-/// Chosen: small sets are not read again in every epoch, and nobody misses so much memory.
+/// Chosen: small datasets are not read again in every epoch, and it is little memory.
 pub(crate) const SAMPLE_CACHE_BYTES: usize = 256 << 20;
 
 /// A sample of a batch.
@@ -30,7 +30,7 @@ pub struct EncodedSample {
     pub latents: Arc<CachedLatents>,
     /// Its text as the model sees it.
     pub prompt: Arc<Condition>,
-    /// A number that no other sample of the run has, for streams of random numbers.
+    /// A number that no other sample of the run has, for random numbers.
     pub draw: u64,
 }
 
@@ -64,18 +64,18 @@ impl BatchReader {
 
     fn sample(&mut self, index: usize, number: u64, slot: u64) -> Result<EncodedSample> {
         let draw = (number << SLOT_BITS) | slot;
-        let stream = RandomSequence::new(self.seed ^ TEXT_SEED, draw);
-        let word = |at| u64::from(stream.word(at)) << 32 | u64::from(stream.word(at + 1));
+        let sequence = RandomSequence::new(self.seed ^ TEXT_SEED, draw);
+        let word = |at| u64::from(sequence.word(at)) << 32 | u64::from(sequence.word(at + 1));
         let draws = CaptionDraws { dropout: word(0), order: word(2) };
         let sample = &self.index.train[index];
-        let is_mirrored = sample.mirrored_key.is_some() && stream.word(4) & 1 == 1;
+        let is_mirrored = sample.mirrored_key.is_some() && sequence.word(4) & 1 == 1;
         let text = for_step(&sample.caption, self.index.captions(), draws);
         let latents = self.cache.latents(&self.index, index, is_mirrored)?;
         Ok(EncodedSample { latents, prompt: self.cache.prompt(&self.index, text)?, draw })
     }
 }
 
-/// What was read before, as long as there is room.
+/// Samples read before, up to [`SAMPLE_CACHE_BYTES`].
 #[derive(Default)]
 struct SampleCache {
     latents: HashMap<(usize, bool), Arc<CachedLatents>>,
@@ -111,9 +111,9 @@ impl SampleCache {
         Ok(prompt)
     }
 
-    /// Takes the room for so many numbers, if there is any.
-    fn reserve(&mut self, n_numbers: usize) -> bool {
-        let bytes = self.bytes + n_numbers * size_of::<f32>();
+    /// Reserves memory for so many values, if it is within the limit.
+    fn reserve(&mut self, n_values: usize) -> bool {
+        let bytes = self.bytes + n_values * size_of::<f32>();
         let has_room = bytes <= SAMPLE_CACHE_BYTES;
         if has_room {
             self.bytes = bytes;

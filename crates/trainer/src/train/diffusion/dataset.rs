@@ -1,8 +1,8 @@
-//! Which images lie ahead of a run: sizes and how many of each, and what has to be encoded first.
+//! The dataset summary of images: sizes and how many of each, and what has to be encoded first.
 //!
-//! A run knows it exactly, since it has compared its folder with its cache. A plan made beforehand
-//! knows the images' headers, or not even those; it then assumes what takes no less. Nothing here
-//! reads an image's bytes or writes a file.
+//! A run knows it exactly, since it has compared its folder with its cache. A plan made beforehand knows the
+//! images' headers, or not even those; it then assumes what takes no less. Nothing here decodes an image or
+//! writes a file.
 
 use super::DiffusionTask;
 use crate::cache::bucketed::{assign_buckets, n_held_out};
@@ -16,12 +16,12 @@ use crate::task::traits::DatasetSummary;
 
 type BucketCounts = crate::data::SizeCounts<Bucket>;
 
-/// Batches that an epoch has where there is no folder to count. Chosen: as many images as people
-/// train on at the least, and enough that small ones are encoded as many at once as they ever are.
+/// Batches of an epoch where there is no folder to count. Chosen: as many images as people train on at the
+/// least, and enough to fill the largest encoding batch.
 const NOMINAL_BATCHES: usize = 16;
 
 impl DatasetSummary<Bucket> {
-    /// Of a folder that was looked through and compared with the cache.
+    /// Of a folder that was compared with the cache.
     pub fn from_caching(caching: &CacheBuilder<'_>) -> Self {
         let CacheIndex { train, held_out, .. } = caching.index();
         Self {
@@ -33,7 +33,7 @@ impl DatasetSummary<Bucket> {
         }
     }
 
-    /// Of a job that has not begun, whose batches are this large: of its folder if that is there.
+    /// Of a job that has not started, with this batch size: of its folder if that exists.
     pub fn estimate(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
         if task.data.images.exists() {
             Self::from_folder(task)
@@ -42,9 +42,8 @@ impl DatasetSummary<Bucket> {
         }
     }
 
-    /// Of a folder whose headers are read and nothing more. Everything is taken as not encoded yet.
-    /// Which images are held out follows from their bytes, so each is taken as shown, and each
-    /// size as measured on.
+    /// Of a folder, from its images' headers alone. Nothing is taken as encoded yet. Which images are held out
+    /// follows from their contents, so each counts as trained on, and each size as validated on.
     pub fn from_folder(task: &DiffusionTask<'_>) -> Result<Self> {
         let data = task.data;
         let images = assign_buckets(task.pipeline, data)?.images;
@@ -64,8 +63,8 @@ impl DatasetSummary<Bucket> {
         })
     }
 
-    /// Of a folder that is not there yet: square images alone, as many as `data.draw` will draw,
-    /// else enough to fill batches.
+    /// Of a folder that does not exist yet: square images, as many as `data.draw` will draw, else enough to
+    /// fill batches.
     pub fn nominal(DiffusionTask { data, sample, .. }: &DiffusionTask<'_>, batch: usize) -> Self {
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
@@ -74,10 +73,10 @@ impl DatasetSummary<Bucket> {
             None => NOMINAL_BATCHES * batch,
         };
         let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
-        let is_measured = data.validation != ValidationSplit::None;
+        let has_validation = data.validation != ValidationSplit::None;
         Self {
             train: BucketCounts::from([(square, n.saturating_mul(repeats))]),
-            held_out: is_measured.then_some((square, 1)).into_iter().collect(),
+            held_out: has_validation.then_some((square, 1)).into_iter().collect(),
             to_encode: BucketCounts::from([(square, n * views(data))]),
             n_texts: n + n_other_texts(sample),
             is_nominal: true,
@@ -108,12 +107,12 @@ fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> 
     counts
 }
 
-/// Texts that are encoded beside captions: prompts, what samples shall not be like, and the empty one.
+/// Texts that are encoded beside captions: prompts, the negative prompt, and the empty one.
 fn n_other_texts(sample: &SampleSettings) -> usize {
     sample.prompts.len() + 2
 }
 
-/// Latents that are made of an image: its own, and those of its mirror image if it is shown.
+/// Latents of an image: its own, and those of its mirror image with `data.flip`.
 fn views(data: &DataConfig) -> usize {
     1 + usize::from(data.flip)
 }
@@ -147,8 +146,8 @@ mod tests {
         raw.resolve().unwrap()
     }
 
-    /// Images of other programs, some on their side, some cut short or too small, and a folder of
-    /// tall and wide ones whose name says that each is seen three times.
+    /// Images of other programs, some rotated, some truncated or too small, and a folder of tall and wide ones
+    /// whose name asks for three repeats.
     fn folder() -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         let images = folder.path().join("images");
@@ -170,34 +169,34 @@ mod tests {
         folder
     }
 
-    fn foreseen(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<Bucket>> {
+    fn estimated(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<Bucket>> {
         let (config, pipeline) = (job(folder, settings), pipeline());
         DatasetSummary::estimate(&DiffusionTask::new(&config, &pipeline)?, config.train.batch_size)
     }
 
-    /// What a run finds, and what is foreseen of it.
+    /// What a run finds, and the estimate.
     fn both(folder: &Path, settings: &[&str]) -> [DatasetSummary<Bucket>; 2] {
         let (config, pipeline) = (job(folder, settings), pipeline());
-        let foreseen = foreseen(folder, settings).unwrap();
-        assert!(!folder.join("run").exists(), "a look writes nothing");
+        let estimated = estimated(folder, settings).unwrap();
+        assert!(!folder.join("run").exists(), "an estimate writes nothing");
         let caching =
             CacheBuilder::new(&pipeline, CacheRequest::from_config(&config).unwrap(), &|_| true)
                 .unwrap();
         let exact = DatasetSummary::from_caching(&caching);
         fs::remove_dir_all(folder.join("run")).unwrap();
-        [exact, foreseen]
+        [exact, estimated]
     }
 
     #[test]
     fn headers_give_the_sizes_that_a_run_finds() {
         let folder = folder();
         for settings in [&[][..], &["data.flip=true", "data.repeats=2"], &["data.resolution=64"]] {
-            let [exact, foreseen] = both(folder.path(), settings);
-            // Some have the same caption, or none, and nobody has read them yet.
-            assert!(exact.n_texts <= foreseen.n_texts, "{exact:?} {foreseen:?}");
+            let [exact, estimated] = both(folder.path(), settings);
+            // Some have the same caption, or none; an estimate does not read captions.
+            assert!(exact.n_texts <= estimated.n_texts, "{exact:?} {estimated:?}");
             assert_eq!(
                 exact,
-                DatasetSummary { n_texts: exact.n_texts, ..foreseen },
+                DatasetSummary { n_texts: exact.n_texts, ..estimated },
                 "{settings:?}"
             );
             assert!(exact.train.len() > 3, "{settings:?}: only {:?}", exact.train);
@@ -205,32 +204,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_out_is_no_more_than_foreseen() {
+    fn no_more_is_held_out_than_estimated() {
         let folder = folder();
         for setting in ["data.validation=2", "data.validation=0.4"] {
-            let [exact, foreseen] = both(folder.path(), &[setting]);
-            for (exact, foreseen) in
-                [(&exact.train, &foreseen.train), (&exact.held_out, &foreseen.held_out)]
+            let [exact, estimated] = both(folder.path(), &[setting]);
+            for (exact, estimated) in
+                [(&exact.train, &estimated.train), (&exact.held_out, &estimated.held_out)]
             {
-                let is_foreseen = |(bucket, n): (&Bucket, &usize)| foreseen.get(bucket) >= Some(n);
-                assert!(exact.iter().all(is_foreseen), "{setting}: {exact:?} {foreseen:?}");
+                let is_estimated =
+                    |(bucket, n): (&Bucket, &usize)| estimated.get(bucket) >= Some(n);
+                assert!(exact.iter().all(is_estimated), "{setting}: {exact:?} {estimated:?}");
             }
-            assert_eq!(exact.to_encode, foreseen.to_encode);
+            assert_eq!(exact.to_encode, estimated.to_encode);
         }
     }
 
     #[test]
     fn too_many_held_out_are_refused_before_the_run() {
         let folder = folder();
-        let said = foreseen(folder.path(), &["data.validation=1000"]).unwrap_err().to_string();
-        assert!(said.contains("holds out 1000 images, there are"), "{said}");
+        let error = estimated(folder.path(), &["data.validation=1000"]).unwrap_err().to_string();
+        assert!(error.contains("holds out 1000 images, there are"), "{error}");
     }
 
     #[test]
     fn without_a_folder_images_are_square_and_fill_batches() {
         let folder = tempfile::tempdir().unwrap();
         let square = Bucket { width: 96, height: 96 };
-        let at = |settings: &[&str]| foreseen(folder.path(), settings).unwrap();
+        let at = |settings: &[&str]| estimated(folder.path(), settings).unwrap();
         let plain = at(&["train.batch_size=3"]);
         assert!(plain.is_nominal && plain.held_out.is_empty());
         assert_eq!(plain.n_texts, 48 + 2);

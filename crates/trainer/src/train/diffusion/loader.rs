@@ -1,5 +1,4 @@
-//! What a run on images is fed with: encoded images in an order that follows from the seed, mixed
-//! with noise as the model sees them.
+//! The data loader of images: encoded images in an order that follows from the seed, with noise added.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,14 +22,14 @@ use crate::model::vae::Tiling;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::{self, PrefetchedBatches, TrainableModel};
 
-/// Encoded images, and how they are shown.
+/// Encoded images, their order and their noise.
 pub(crate) struct ImageLoader<'a> {
     index: Arc<CacheIndex>,
     order: BatchSampler,
     noise: NoiseSampler,
-    /// Where the images lie.
+    /// The images' folder.
     folder: PathBuf,
-    /// What is drawn along the way.
+    /// Samples drawn during training.
     samples: Option<SampleImageWriter<'a>>,
 }
 
@@ -45,14 +44,14 @@ impl<'a> ImageLoader<'a> {
         let seed = config.train.seed;
         let precision =
             Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
-        let is_shown = traits::Task::makes_samples(&task);
-        let images =
-            is_shown.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
-        let levels = task.pipeline.schedule.train_timesteps();
-        let noise = NoiseSampler { levels, scheme: config.train.weighting_scheme, seed };
+        let makes_samples = traits::Task::makes_samples(&task);
+        let samples =
+            makes_samples.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
+        let timesteps = task.pipeline.schedule.train_timesteps();
+        let noise = NoiseSampler { timesteps, scheme: config.train.weighting_scheme, seed };
         let (order, folder) =
             (index.batch_sampler(config.train.batch_size, seed), task.data.images.clone());
-        Ok(Self { index, order, noise, folder, samples: images })
+        Ok(Self { index, order, noise, folder, samples })
     }
 }
 
@@ -91,13 +90,13 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
         Ok((samples.len() as f64, ImageMicroBatch { samples }))
     }
 
-    /// At levels of noise that are always the same.
+    /// At fixed timesteps.
     fn held_out(&self, index: usize) -> Result<(Bucket, Vec<(f64, ImageMicroBatch)>)> {
         let sample = &self.index.held_out[index];
         let latents = Arc::new(self.index.latents(sample, false)?);
         let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
-        let at = |place| {
-            let noisy = self.noise.fixed((&latents, &prompt), index as u64, place);
+        let at = |u| {
+            let noisy = self.noise.fixed(&latents, &prompt, index as u64, u);
             (1.0, ImageMicroBatch { samples: vec![noisy] })
         };
         Ok((sample.bucket, FIXED_TIMESTEPS.into_iter().map(at).collect()))
@@ -107,11 +106,15 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
         &self,
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
-        at: (&Path, u64),
-        goes_on: &(dyn Fn() -> bool + Sync),
+        folder: &Path,
+        step: u64,
+        should_continue: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>> {
         match &self.samples {
-            Some(images) => images.write(device, trainable, &self.index, at, &|_| goes_on()),
+            Some(samples) => {
+                let on_event = &|_| should_continue();
+                samples.write(device, trainable, &self.index, folder, step, on_event)
+            }
             None => Ok(Vec::new()),
         }
     }

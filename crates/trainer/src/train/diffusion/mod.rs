@@ -1,5 +1,5 @@
-//! Learning from images: a model that draws, the loss of flow matching, and images drawn to see
-//! what it does; what such a job does before and after the loop.
+//! Training a diffusion model on images: the flow matching loss, samples drawn during training, and what comes
+//! before and after the loop.
 //!
 //! Shapes: S samples, C channels, H and W of a latent.
 
@@ -50,7 +50,7 @@ use crate::task::prefetch::PREFETCH_BATCHES;
 use crate::task::session::TrainedWeights;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 
-/// A model that draws, and what it is to draw.
+/// A diffusion model and its dataset.
 #[derive(Clone, Copy)]
 pub struct DiffusionTask<'a> {
     /// The model with all that belongs to it.
@@ -70,7 +70,7 @@ pub struct ImageMicroBatch {
 }
 
 impl<'a> DiffusionTask<'a> {
-    /// What a job is about; an error if it is about something else.
+    /// The task of a job; an error if it trains on texts.
     pub fn new(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.data.images()?;
         Ok(Self { pipeline, data, sample, sample_size: sample.size })
@@ -113,18 +113,19 @@ impl Task for DiffusionTask<'_> {
         model: &'m Denoiser,
         tape: &Tape<'m>,
         ImageMicroBatch { samples }: &ImageMicroBatch,
-        (dtype, recompute): (Dtype, Recompute),
+        dtype: Dtype,
+        recompute: Recompute,
     ) -> Result<Var> {
         let device = tape.device();
         let NoisyLatents { noisy, velocity } =
             noisy_latents(samples, device, &self.pipeline.vae.statistics(), dtype)?;
-        let told = self.pipeline.family().guidance.training_scale(samples.len());
+        let guidance = self.pipeline.family().guidance.training_scale(samples.len());
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = DenoiserInput {
             latents: &noisy,
-            timesteps: &samples.iter().map(|sample| sample.level).collect::<Vec<_>>(),
+            timesteps: &samples.iter().map(|sample| sample.timestep).collect::<Vec<_>>(),
             condition: &Conditions::upload(device, &prompts, dtype)?,
-            guidance: told.as_deref(),
+            guidance: guidance.as_deref(),
         };
         let predicted = model.predict(tape, input, recompute)?;
         let target = model.patchify(tape, velocity)?;
@@ -133,8 +134,8 @@ impl Task for DiffusionTask<'_> {
     }
 
     fn dummy_micro_batch(&self, size: Bucket, n: usize) -> Result<ImageMicroBatch> {
-        let levels = self.pipeline.schedule.train_timesteps();
-        let noise = NoiseSampler { levels, scheme: WeightingScheme::Uniform, seed: 0 };
+        let timesteps = self.pipeline.schedule.train_timesteps();
+        let noise = NoiseSampler { timesteps, scheme: WeightingScheme::Uniform, seed: 0 };
         let shape = self.pipeline.latent_shape([size.width, size.height]);
         let zeros = || vec![0.0; shape.count()];
         let latents = Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape });
@@ -171,14 +172,14 @@ impl Task for DiffusionTask<'_> {
         let pipeline = self.pipeline;
         let prompt = pipeline.encoders.zero_condition().n_values();
         let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height]).count();
-        // A mean and a deviation for each number of a latent.
+        // A mean and a standard deviation for each latent value.
         let sample = |size| (2 * latents(size) + prompt) * Dtype::F32.bytes();
         let sizes = || dataset.train.iter().map(|(size, n)| (sample(*size), n));
         let repeats = (self.data.repeats as usize).max(1);
         let all: usize = sizes().map(|(bytes, shown)| bytes * shown.div_ceil(repeats)).sum();
         let largest = sizes().map(|(bytes, _)| bytes).max().unwrap_or(0);
         let batch = config.train.batch_size * largest;
-        // What is read ahead is also kept, as long as there is room for it.
+        // Prefetched samples are also cached, as long as the cache has room.
         if all <= batch::SAMPLE_CACHE_BYTES {
             all
         } else {
@@ -219,7 +220,7 @@ impl Task for DiffusionTask<'_> {
         });
         let least = (resolutions.last().copied(), samples.last().copied());
         let all = of_samples.chain(of_images).chain(both).chain([least]);
-        all.map(|asked| self.with_sizes(asked, dataset)).collect()
+        all.map(|(resolution, side)| self.with_sizes(resolution, side, dataset)).collect()
     }
 }
 
@@ -232,7 +233,8 @@ impl DiffusionTask<'_> {
     /// The same with images of this resolution, and samples of this side.
     fn with_sizes(
         &self,
-        (resolution, side): (Option<usize>, Option<usize>),
+        resolution: Option<usize>,
+        side: Option<usize>,
         dataset: &DatasetSummary<Bucket>,
     ) -> SmallerTask<Self> {
         let images = resolution.map(|side| format!("data.resolution = {side}"));
@@ -244,70 +246,65 @@ impl DiffusionTask<'_> {
             Some(resolution) => dataset::scaled(dataset, self.data, resolution),
             None => dataset.clone(),
         };
-        SmallerTask {
-            change: changes.join(" and "),
-            task: Self { sample_size, ..*self },
-            dataset: dataset,
-        }
+        SmallerTask { change: changes.join(" and "), task: Self { sample_size, ..*self }, dataset }
     }
 }
 
-/// Finds the images, decides how the run is done, and encodes what is not in the cache.
+/// Finds the images, plans the run, and encodes what is not in the cache.
 pub(super) fn prepare(
     config: &RunConfig,
     pipeline: &Pipeline,
-    on: &DeviceSetup<'_>,
+    device_setup: &DeviceSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, Arc<CacheIndex>, MeteredDevice)> {
-    let (planned, caching) = plan(config, pipeline, on, events)?;
+    let (planned, caching) = plan(config, pipeline, device_setup, events)?;
     let n_known = caching.index().problems.len();
     emit_findings(events, caching.index().findings(0))?;
-    let (index, place) = encode(caching, planned.setup(on), events)?;
-    // Those that only showed when an image was decoded.
+    let (index, device) = encode(caching, planned.setup(device_setup), events)?;
+    // Problems that only show when an image is decoded.
     emit_findings(events, index.findings(n_known))?;
-    Ok((planned, index, place))
+    Ok((planned, index, device))
 }
 
-/// Looks through the images and decides how the run is done.
+/// Finds the images and plans the run.
 fn plan<'p>(
     config: &'p RunConfig,
     pipeline: &'p Pipeline,
-    on: &DeviceSetup<'_>,
+    device_setup: &DeviceSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, CacheBuilder<'p>)> {
-    let room = on.budget();
+    let budget = device_setup.budget();
     let task = &DiffusionTask::new(config, pipeline)?;
-    let look = |encoders| {
+    let find_images = |encoders| {
         let precision = Precision { base: encoders, ..Precision::plain(config.base.dtype) };
         let request = CacheRequest { precision, ..CacheRequest::from_config(config)? };
         CacheBuilder::new(pipeline, request, &|done| emit_progress(events, done))
     };
-    let caching = look(config.base.quantise_encoders)?;
+    let caching = find_images(config.base.quantise_encoders)?;
     let dataset = DatasetSummary::from_caching(&caching);
-    let plan = choose(PlanRequest { task: task, config, dataset: &dataset }, room)?;
+    let plan = choose(PlanRequest { task, config, dataset: &dataset }, budget)?;
     let planned = config.with_choice(&plan.choice);
-    let levels =
-        memory_levels(PlanRequest { task: task, config: &planned, dataset: &dataset }, room)?;
+    let levels = memory_levels(PlanRequest { task, config: &planned, dataset: &dataset }, budget)?;
     if planned.base.quantise_encoders == config.base.quantise_encoders {
-        return Ok((PlannedRun { config: planned, plan, levels: levels }, caching));
+        return Ok((PlannedRun { config: planned, plan, levels }, caching));
     }
-    // Other encoders make other prompts, which may be in the cache or not.
-    let caching = look(planned.base.quantise_encoders)?;
+    // Encoders in another format have other cache entries.
+    let caching = find_images(planned.base.quantise_encoders)?;
     let dataset = DatasetSummary::from_caching(&caching);
-    let again = dry_run(PlanRequest { task: task, config: &planned, dataset: &dataset }, room)?;
+    let again = dry_run(PlanRequest { task, config: &planned, dataset: &dataset }, budget)?;
     let plan = Plan { candidates: plan.candidates, ..again };
-    Ok((PlannedRun { config: planned, plan, levels: levels }, caching))
+    Ok((PlannedRun { config: planned, plan, levels }, caching))
 }
 
-/// Encodes what is not in the cache, and measures each encoder. What is encoded when a GPU is lost stays.
+/// Encodes what is not in the cache, and measures each encoder. What is encoded stays when a GPU is lost.
 fn encode(
     mut caching: CacheBuilder<'_>,
     setup: RunSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(Arc<CacheIndex>, MeteredDevice)> {
-    let place = MeteredDevice::open(setup.device_setup, setup.plan)?;
-    let ((), place) =
-        place.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, events, _| {
+    let device = MeteredDevice::open(setup.device_setup, setup.plan)?;
+    let ((), device) =
+        device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);
             caching.encode(device, setup.plan.t5, &|event| {
                 if let progress::ProgressEvent::Phase { name, .. } = event {
@@ -316,10 +313,10 @@ fn encode(
                 emit_progress(events, event)
             })
         })?;
-    Ok((Arc::new(caching.finish()?), place))
+    Ok((Arc::new(caching.finish()?), device))
 }
 
-/// Writes what was trained for every program that was asked for.
+/// Exports the trained weights in every format of the job.
 pub(super) fn write_result(
     config: &RunConfig,
     pipeline: &mut Pipeline,
@@ -329,11 +326,11 @@ pub(super) fn write_result(
 ) -> Result<()> {
     let layers = match trained {
         TrainedWeights::Adapter(layers) => layers,
-        TrainedWeights::Full(own) => {
-            let trained = |name: &str| Ok(own.get(name).cloned());
+        TrainedWeights::Full(weights) => {
+            let trained = |name: &str| Ok(weights.get(name).cloned());
             model::write(pipeline, &trained, config.base.dtype, &folder.path.join("model"))?;
             let (format, path) = ("model".into(), "model".into());
-            return events.emit(Event::Exported { format, path, layers: own.len() });
+            return events.emit(Event::Exported { format, path, layers: weights.len() });
         }
     };
     pipeline.set_adapter(vec![(Component::Transformer, layers)]);

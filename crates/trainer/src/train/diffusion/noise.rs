@@ -1,6 +1,5 @@
-//! Images as a step sees them: latents drawn from their distributions, mixed with noise, and what the
-//! model is to find. What is drawn is decided here, sample by sample, and depends on nothing that was
-//! drawn before; the numbers themselves are made and mixed on the device.
+//! Noisy latents and their targets. Timestep and seeds are decided here, sample by sample, independent of
+//! earlier samples; the noise itself is drawn and added on the device.
 
 use std::sync::Arc;
 
@@ -16,62 +15,63 @@ use crate::model::diffusion::vae::{LatentShape, LatentStatistics};
 use crate::objective::flow::{Timestep, WeightingScheme};
 use crate::task::seed::{Purpose, seed};
 
-/// Decides how noisy samples are.
+/// Draws timesteps and noise.
 pub struct NoiseSampler {
-    /// Levels of noise.
-    pub levels: TrainTimesteps,
-    /// Which of them are drawn.
+    /// All timesteps.
+    pub timesteps: TrainTimesteps,
+    /// How often each is drawn, and its loss weight.
     pub scheme: WeightingScheme,
     /// The run's.
     pub seed: u64,
 }
 
-/// A sample, and what is drawn for it.
+/// A sample with its timestep and noise.
 pub struct NoisySample {
-    /// What its latents are drawn from.
+    /// Mean and standard deviation of its latents.
     pub latents: Arc<CachedLatents>,
     /// Its text as the model sees it.
     pub prompt: Arc<Condition>,
-    /// How noisy it is.
-    pub level: Timestep,
-    /// What its error counts.
+    /// Its timestep.
+    pub timestep: Timestep,
+    /// Its loss weight.
     pub weight: f32,
-    /// Where in its distribution it lies; in the middle if there is none.
+    /// Draws the latents from their distribution; without it they are its mean.
     latent_noise: Option<RandomSequence>,
     noise: RandomSequence,
 }
 
-/// Where among the levels held-out images are measured. Chosen: the middles of four equal parts.
+/// Timesteps of held-out images, as shares of the range. Chosen: the middles of four equal parts.
 pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, EncodedSample { latents, prompt, draw }: &EncodedSample) -> NoisySample {
-        let of_level = self.random(Purpose::Timesteps, *draw);
-        let (even, normal) = (of_level.uniform(0), of_level.normal(2));
-        let level = self.levels.at(self.scheme.sample_u(even.into(), normal.into()));
+        let random = self.random(Purpose::Timesteps, *draw);
+        let (uniform, normal) = (random.uniform(0), random.normal(2));
+        let timestep = self.timesteps.at(self.scheme.sample_u(uniform.into(), normal.into()));
         NoisySample {
             latents: Arc::clone(latents),
             prompt: Arc::clone(prompt),
-            level,
-            weight: self.scheme.weight(level.sigma),
+            timestep,
+            weight: self.scheme.weight(timestep.sigma),
             latent_noise: Some(self.random(Purpose::Latents, *draw)),
             noise: self.random(Purpose::Noise, *draw),
         }
     }
 
-    /// For measuring: a level that is always the same, noise that belongs to the image, and the mean
-    /// of its distribution. Every level counts alike, so that jobs can be compared.
+    /// For validation: a fixed timestep, fixed noise for each image, and the mean of its latents. Every timestep
+    /// has the same weight, so that jobs can be compared.
     pub fn fixed(
         &self,
-        (latents, prompt): (&Arc<CachedLatents>, &Arc<Condition>),
+        latents: &Arc<CachedLatents>,
+        prompt: &Arc<Condition>,
         index: u64,
-        at: f64,
+        u: f64,
     ) -> NoisySample {
         NoisySample {
             latents: Arc::clone(latents),
             prompt: Arc::clone(prompt),
-            level: self.levels.at(at),
+            timestep: self.timesteps.at(u),
             weight: 1.0,
             latent_noise: None,
             noise: self.random(Purpose::HeldOut, index),
@@ -83,7 +83,7 @@ impl NoiseSampler {
     }
 }
 
-/// Draws the latents and the noise of samples of one size on the device, and mixes them.
+/// Draws the latents and the noise of samples of one size on the device, and adds them.
 pub fn noisy_latents(
     samples: &[NoisySample],
     device: &Device,
@@ -91,13 +91,13 @@ pub fn noisy_latents(
     dtype: Dtype,
 ) -> Result<NoisyLatents> {
     let latents = draw_latents(samples, device, statistics)?;
-    let sigmas: Vec<f32> = samples.iter().map(|sample| sample.level.sigma).collect();
+    let sigmas: Vec<f32> = samples.iter().map(|sample| sample.timestep.sigma).collect();
     let noise: Vec<RandomSequence> = samples.iter().map(|sample| sample.noise).collect();
     Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
 }
 
-/// Latents as the model sees them. Theirs is the first piece of memory that is taken, and all else is given
-/// back: they live as long as the step, and nothing beneath them would be of use to it.
+/// Scaled latents. Their memory is allocated first and all else freed: they live as long as the step, and memory
+/// below them would be a hole.
 fn draw_latents(
     samples: &[NoisySample],
     device: &Device,
@@ -105,18 +105,17 @@ fn draw_latents(
 ) -> Result<Tensor> {
     let LatentShape { channels, .. } = samples[0].latents.shape;
     let shape = samples[0].latents.shape.batch(samples.len());
-    let upload = |numbers: fn(&CachedLatents) -> &[f32]| {
-        let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.latents)).collect();
+    let upload = |values: fn(&CachedLatents) -> &[f32]| {
+        let parts: Vec<_> = samples.iter().map(|sample| values(&sample.latents)).collect();
         device.upload_parts(shape, &parts, Dtype::F32)
     };
     let mean = upload(|latents| &latents.mean)?;
     // All of them have one, or none has.
-    let streams: Option<Vec<RandomSequence>> =
+    let sequences: Option<Vec<RandomSequence>> =
         samples.iter().map(|sample| sample.latent_noise).collect();
-    let deviation = streams.is_some().then(|| upload(|latents| &latents.std)).transpose()?;
-    let spread = deviation.as_ref().zip(streams.as_ref());
-    let spread =
-        spread.map(|(deviation, streams)| LatentStd { std: deviation, sequences: streams });
-    let [shift, scale] = [shift, scale].map(|numbers| device.upload([channels], numbers));
-    Ok(sample_latents(mean, spread, LatentScaling { shift: &shift?, scale: &scale? })?)
+    let std = sequences.is_some().then(|| upload(|latents| &latents.std)).transpose()?;
+    let std = std.as_ref().zip(sequences.as_ref());
+    let std = std.map(|(std, sequences)| LatentStd { std, sequences });
+    let [shift, scale] = [shift, scale].map(|values| device.upload([channels], values));
+    Ok(sample_latents(mean, std, LatentScaling { shift: &shift?, scale: &scale? })?)
 }

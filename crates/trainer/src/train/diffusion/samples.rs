@@ -1,5 +1,5 @@
-//! Images drawn while training, with the model that is in training: to see what it does. The
-//! prompts were encoded with the captions, so no text encoder is loaded; the decoder is, and freed.
+//! Sample images during training. The prompts were encoded with the captions, so no text encoder is loaded; the
+//! VAE decoder is, and freed.
 
 use std::path::{Path, PathBuf};
 
@@ -18,17 +18,17 @@ use crate::model::vae::Tiling;
 use crate::sample::{self, ImageRequest, SampleJob, image_file};
 use crate::task::traits::TrainableModel;
 
-/// What is drawn, and how.
+/// Draws sample images.
 pub struct SampleImageWriter<'a> {
     job: SampleJob<'a>,
     sample: &'a SampleConfig,
     tiling: Option<Tiling>,
-    /// Of the decoder's files.
+    /// Bytes of the decoder's files.
     file_bytes: u64,
 }
 
 impl<'a> SampleImageWriter<'a> {
-    /// Checks what is asked for.
+    /// Checks the request.
     pub fn new(
         DiffusionTask { pipeline, sample, sample_size: size, .. }: DiffusionTask<'a>,
         precision: Precision,
@@ -48,7 +48,7 @@ impl<'a> SampleImageWriter<'a> {
         Ok(Self { job: SampleJob::new(pipeline, request)?, sample, tiling, file_bytes })
     }
 
-    /// Draws an image on a device without data, in one step, to see what all of them take.
+    /// Draws an image on the meta device, in one step; returns what all of them cost.
     pub fn dry_run(
         &self,
         device: &Device,
@@ -73,14 +73,15 @@ impl<'a> SampleImageWriter<'a> {
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
         index: &CacheIndex,
-        (run, step): (&Path, u64),
-        tell: sample::SampleEventFn<'_>,
+        run: &Path,
+        step: u64,
+        on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Event>> {
         let texts = std::iter::once(&self.sample.negative_prompt).chain(&self.sample.prompts);
         let prompts: Vec<Condition> =
             texts.map(|text| index.condition(text)).collect::<Result<_>>()?;
-        let latents = self.denoise(device, trainable, &prompts, tell)?;
-        let images = self.job.decode(device, &latents, self.tiling, tell)?;
+        let latents = self.denoise(device, trainable, &prompts, on_event)?;
+        let images = self.job.decode(device, &latents, self.tiling, on_event)?;
         let folder = Path::new("samples");
         let failed = |source| TrainerError::Io { what: "write", path: run.join(folder), source };
         std::fs::create_dir_all(run.join(folder)).map_err(failed)?;
@@ -100,10 +101,10 @@ impl<'a> SampleImageWriter<'a> {
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
         prompts: &[Condition],
-        tell: sample::SampleEventFn<'_>,
+        on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
-        // One after the other: with and without the prompt at once would take twice the memory.
+        // One after the other: both halves of classifier-free guidance at once would take twice the memory.
         let TrainableModel { model, params, .. } = trainable;
-        self.job.denoise_with(device, model, params, prompts, false, tell)
+        self.job.denoise_with(device, model, params, prompts, false, on_event)
     }
 }

@@ -1,4 +1,4 @@
-//! Findings on made-up series: each is told once, ends, and may be told again; noise is none.
+//! Warnings on made-up series: each comes once, ends, and may come again; noise gives none.
 
 use std::f64::consts::TAU;
 
@@ -48,16 +48,16 @@ fn found(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Vec<(u64, &'static str)>
 }
 
 #[test]
-fn a_run_that_learns_is_left_alone() {
+fn a_healthy_run_gives_no_warnings() {
     assert_eq!(found(1000, |at| (1.0 / at as f64, 1.0 / at as f64)), []);
     assert_eq!(found(5000, |at| (images(at), 0.3 * images(at + 77))), []);
-    // One image is odd, in its loss and its gradient, and is seen every 101 steps.
-    let odd = |at: u64| if at.is_multiple_of(101) { 50.0 } else { 1.0 };
-    assert_eq!(found(2000, |at| (odd(at) * images(at), odd(at))), []);
+    // One image is an outlier in loss and gradient, and is seen every 101 steps.
+    let outlier = |at: u64| if at.is_multiple_of(101) { 50.0 } else { 1.0 };
+    assert_eq!(found(2000, |at| (outlier(at) * images(at), outlier(at))), []);
 }
 
 #[test]
-fn a_loss_that_rises_is_told_once_and_again_after_it_fell() {
+fn a_rising_loss_warns_once_and_again_after_it_fell() {
     let steps = found(400, |at| (if at < 150 { 1.0 } else { 9.0 }, 1.0));
     assert!(matches!(steps[..], [(150..175, "loss_rising")]), "{steps:?}");
     // Spoilt from its tenth step on.
@@ -71,7 +71,7 @@ fn a_loss_that_rises_is_told_once_and_again_after_it_fell() {
 }
 
 #[test]
-fn losses_that_scatter_are_told_once_and_again_after_they_settled() {
+fn unstable_losses_warn_once_and_again_after_they_settled() {
     // Every tenth is far higher and the others are lower, so that the mean stays.
     let wild = |at: u64| if at.is_multiple_of(10) { 20.0 } else { 0.1 };
     let of = |at: u64| (if at % 600 >= 300 { wild(at) } else { 2.0 * images(at) }, 1.0);
@@ -83,7 +83,7 @@ fn losses_that_scatter_are_told_once_and_again_after_they_settled() {
 }
 
 #[test]
-fn gradients_that_explode_are_told_once_and_again_after_they_shrank() {
+fn exploding_gradients_warn_once_and_again_after_they_shrank() {
     let of = |at: u64| (1.0, if at % 400 >= 300 { 30.0 } else { 1.0 } * images(at));
     let steps = found(800, of);
     assert!(
@@ -96,20 +96,20 @@ fn gradients_that_explode_are_told_once_and_again_after_they_shrank() {
 }
 
 #[test]
-fn gradients_that_vanish_are_told_once_and_again_after_they_came_back() {
+fn vanished_gradients_warn_once_and_again_after_they_came_back() {
     let of = |at: u64| (1.0, if at % 400 >= 200 { 1e-5 } else { 0.3 } * images(at));
     let steps: Vec<_> =
         found(800, of).into_iter().filter(|(_, name)| *name == "gradients_vanished").collect();
     assert!(matches!(steps[..], [(299, _), (699, _)]), "{steps:?}");
-    // There was none from the beginning.
+    // Zero from the start.
     assert_eq!(found(300, |_| (1.0, 0.0)), [(100, "gradients_vanished")]);
 }
 
 #[test]
-fn steps_that_are_skipped_are_told_once() {
+fn skipped_steps_warn_once() {
     let of = |at: u64| (1.0, if at.is_multiple_of(40) { f64::INFINITY } else { 1.0 });
     assert_eq!(found(400, of), [(120, "steps_skipped")]);
-    // In f16, a loss scale that finds its place, and tries another every 2000 steps.
+    // In f16, a loss scale that settles, and grows every 2000 steps.
     let mut health = Health::default();
     for at in 1..=10_000 {
         let is_skipped = at <= 16 || at % 2000 == 0;
@@ -121,36 +121,36 @@ fn steps_that_are_skipped_are_told_once() {
 }
 
 #[test]
-fn a_run_of_nothing_finite_ends() {
+fn a_run_without_finite_steps_ends() {
     let steps = found(36, |at| (if at <= 10 { 1.0 } else { f64::NAN }, 1.0));
     assert_eq!(steps, [(13, "steps_skipped"), (35, "not_finite"), (36, "not_finite")]);
-    // One good step in between, and it goes on.
+    // One finite step in between, and it continues.
     let steps = found(60, |at| (1.0, if at % 20 == 0 { 1.0 } else { f64::NAN }));
     assert_eq!(steps, [(3, "steps_skipped")]);
 }
 
 #[test]
-fn what_is_said_has_its_figures_and_a_remedy() {
-    let said = WarningKind::LossRising { steps: 100, now: 0.75, before: 0.5 };
+fn warnings_have_their_figures_and_a_hint() {
+    let warning = WarningKind::LossRising { steps: 100, now: 0.75, before: 0.5 };
     let text = "the loss rises: mean of the last 100 steps 0.7500, of the 100 before 0.5000";
-    assert_eq!(said.to_string(), text);
-    let said = WarningKind::GradientsExploding {
+    assert_eq!(warning.to_string(), text);
+    let warning = WarningKind::GradientsExploding {
         steps: 5,
         of: RECENT,
         times: EXPLODED_FACTOR,
         usual: 0.25,
     };
     let text = "gradients explode: norms of 5 of the last 20 steps are more than 10 times as large as before, 2.50e-1";
-    assert_eq!(said.to_string(), text);
-    assert!(said.hint().unwrap().contains("train.max_grad_norm"));
+    assert_eq!(warning.to_string(), text);
+    assert!(warning.hint().unwrap().contains("train.max_grad_norm"));
 }
 
 #[test]
-fn what_was_told_is_remembered_by_a_checkpoint() {
+fn a_checkpoint_remembers_which_warnings_were_emitted() {
     let of = |at| step(at, 0.5, if at <= 200 { 1.0 } else { 50.0 });
     let mut whole = Health::default();
-    let told: Vec<WarningKind> = (1..=230).flat_map(|at| whole.observe(&of(at))).collect();
-    assert!(matches!(told[..], [WarningKind::GradientsExploding { .. }]), "{told:?}");
+    let emitted: Vec<WarningKind> = (1..=230).flat_map(|at| whole.observe(&of(at))).collect();
+    assert!(matches!(emitted[..], [WarningKind::GradientsExploding { .. }]), "{emitted:?}");
     let text = serde_json::to_string(&whole).unwrap();
     let mut again: Health = serde_json::from_str(&text).unwrap();
     assert_eq!(again, whole);
@@ -163,9 +163,9 @@ fn a_checkpoint_from_before_norms_were_kept_is_read() {
     let mut health: Health = serde_json::from_str(old).unwrap();
     assert_eq!(health.observe(&step(3, 0.5, f64::NAN)), [WarningKind::StepsSkipped { steps: 3 }]);
     assert_eq!(health.gradient_norm(), None);
-    let told: Vec<WarningKind> =
+    let emitted: Vec<WarningKind> =
         (4..200).flat_map(|at| health.observe(&step(at, 0.5, 0.125))).collect();
-    assert_eq!((told, health.gradient_norm()), (vec![], Some(0.125)));
+    assert_eq!((emitted, health.gradient_norm()), (vec![], Some(0.125)));
 }
 
 /// Whether a run of so many steps has diverged, where a step has this loss and norm.
@@ -179,19 +179,19 @@ fn diverged(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Option<Divergence> {
 }
 
 #[test]
-fn a_run_that_learns_has_not_diverged() {
+fn a_healthy_run_has_not_diverged() {
     for steps in [1, 2, 3, 4, 7, 8, 20, 50, 400] {
         for from in 0..40 {
             assert_eq!(diverged(steps, |at| (images(at + from), 1.0)), None, "{steps} {from}");
         }
-        // Texts that are known by heart, and one that is not.
+        // Memorised texts, and one that is not.
         let texts = |at| (if at == steps { 0.2 } else { 1e-4 }, 1.0);
         assert_eq!(diverged(steps, texts), None, "{steps}");
     }
-    // f16 looks for its scale, and tries a larger one in the last step.
+    // f16: the loss scale settles, and grows in the last step.
     let found = |at: u64| if at <= 16 || at == 30 { f64::INFINITY } else { 1.0 };
     assert_eq!(diverged(30, |at| (1.0, found(at))), None);
-    // One image is odd.
+    // One outlier.
     assert_eq!(diverged(40, |at| (if at == 40 { 900.0 } else { 1.0 }, 1.0)), None);
 }
 

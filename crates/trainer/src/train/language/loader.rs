@@ -1,4 +1,4 @@
-//! What a run on texts is fed with: sequences of tokens in an order that follows from the seed.
+//! The data loader of texts: token sequences in an order that follows from the seed.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,22 +20,22 @@ use crate::task::prefetch::Prefetch;
 use crate::task::traits::{self, PrefetchedBatches, Task, TrainBatch, TrainableModel};
 use crate::text::{Sequence, TextDataRequest, TextDataset};
 
-/// Texts as tokens, and how they are shown.
+/// Token sequences and their order.
 pub(crate) struct TextLoader<'a> {
     texts: Arc<TextDataset>,
     order: BatchSampler,
     size: SequenceLength,
-    /// What is written along the way.
+    /// Texts generated during training.
     samples: Option<SampleTextWriter<'a>>,
 }
 
 impl<'a> TextLoader<'a> {
-    /// Of texts that are all in tokens.
+    /// Of tokenised texts.
     pub fn new(task: LanguageTask<'a>, config: &RunConfig, texts: TextDataset) -> Result<Self> {
         let size = SequenceLength(task.text.length);
-        let shown = vec![(size, 1); texts.n_train()];
+        let samples = vec![(size, 1); texts.n_train()];
         Ok(Self {
-            order: BatchSampler::new(&shown, config.train.batch_size, config.train.seed),
+            order: BatchSampler::new(&samples, config.train.batch_size, config.train.seed),
             texts: Arc::new(texts),
             size,
             samples: task.makes_samples().then(|| SampleTextWriter::new(task)).transpose()?,
@@ -43,11 +43,11 @@ impl<'a> TextLoader<'a> {
     }
 }
 
-/// Turns the texts of a job into tokens, or finds them again.
+/// Tokenises the texts of a job, or finds them in the cache.
 pub fn open_texts(
     task: &LanguageTask<'_>,
     config: &RunConfig,
-    tell: progress::ProgressFn<'_>,
+    on_progress: progress::ProgressFn<'_>,
 ) -> Result<TextDataset> {
     let TextConfig { path, length, token_format: width, validation: held_out, .. } = task.text;
     let request = TextDataRequest {
@@ -58,7 +58,7 @@ pub fn open_texts(
         seed: config.train.seed,
         folder: config.cache_folder(),
     };
-    TextDataset::open(&request, task.tokenizer, tell)
+    TextDataset::open(&request, task.tokenizer, on_progress)
 }
 
 impl<'a> traits::DataLoader for TextLoader<'a> {
@@ -107,11 +107,12 @@ impl<'a> traits::DataLoader for TextLoader<'a> {
         &self,
         device: &Device,
         trainable: TrainableModel<'_, Llama>,
-        (_, step): (&Path, u64),
-        goes_on: &(dyn Fn() -> bool + Sync),
+        _: &Path,
+        step: u64,
+        should_continue: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>> {
         match &self.samples {
-            Some(writer) => writer.write(device, trainable, step, goes_on),
+            Some(writer) => writer.write(device, trainable, step, should_continue),
             None => Ok(Vec::new()),
         }
     }

@@ -1,5 +1,5 @@
-//! Learning from texts: a language model, the cross entropy of each next token, and texts written to
-//! see what it does; what such a job does before and after the loop.
+//! Training a language model on texts: the cross entropy of the next token, texts generated during training, and
+//! what comes before and after the loop.
 //!
 //! Shapes: S sequences of N tokens.
 
@@ -45,7 +45,7 @@ use crate::task::session::TrainedWeights;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 use crate::text::{HeldOut, Sequence, TextDataset, Tokenizer};
 
-/// A language model, and what it is to read.
+/// A language model and its dataset.
 #[derive(Clone, Copy)]
 pub struct LanguageTask<'a> {
     /// The model.
@@ -54,7 +54,7 @@ pub struct LanguageTask<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The texts.
     pub text: &'a TextConfig,
-    /// Texts written while training.
+    /// Texts generated during training.
     pub generate: &'a GenerationConfig,
     /// Tokens that each of them may have.
     pub max_tokens: usize,
@@ -70,7 +70,7 @@ impl fmt::Display for SequenceLength {
     }
 }
 
-/// Sequences that go through the model at once, one after the other.
+/// A micro-batch of sequences, concatenated.
 pub struct TextMicroBatch {
     /// S and N.
     sizes: [usize; 2],
@@ -97,19 +97,18 @@ impl TextMicroBatch {
     }
 }
 
-/// Sequences that an epoch has where nobody counted them, in batches. Chosen: enough that batches are
-/// full.
+/// Batches of an epoch where the sequences were not counted. Chosen: enough that batches are full.
 const NOMINAL_BATCHES: usize = 16;
 
-/// Bytes of a token of a sequence on the host: itself, what follows, and where its document begins.
+/// Bytes of a token on the host: its id, its target, and where its document begins.
 const TOKEN_BYTES: usize = 3 * size_of::<u32>();
 
-/// The shortest sequences that are worth to fall back to, and the fewest tokens of a sample.
+/// The shortest sequences that a hint proposes, and the fewest tokens of a sample.
 const MIN_LENGTH: usize = 128;
 const MIN_SAMPLE_TOKENS: usize = 16;
 
 impl LanguageTask<'_> {
-    /// What a job will be fed with, as far as a plan has to know; nothing is read for it.
+    /// The nominal dataset, for a plan; reads nothing.
     pub fn dataset_summary(&self, batch: usize) -> DatasetSummary<SequenceLength> {
         let held_out = usize::from(self.text.validation != HeldOut::None);
         DatasetSummary { is_nominal: true, ..self.summary_of(NOMINAL_BATCHES * batch, held_out) }
@@ -163,10 +162,11 @@ impl Task for LanguageTask<'_> {
         model: &'m Llama,
         tape: &Tape<'m>,
         TextMicroBatch { sizes, ids, targets, first_keys }: &TextMicroBatch,
-        (_, recompute): (Dtype, Recompute),
+        _: Dtype,
+        recompute: Recompute,
     ) -> Result<Var> {
         let upload =
-            |numbers: &[u32]| -> Result<Tensor> { Ok(tape.device().upload(*sizes, numbers)?) };
+            |values: &[u32]| -> Result<Tensor> { Ok(tape.device().upload(*sizes, values)?) };
         let (ids, first_keys) = (upload(ids)?, upload(first_keys)?);
         model.loss(tape, &ids, &upload(targets)?, Some(&first_keys), recompute)
     }
@@ -176,12 +176,12 @@ impl Task for LanguageTask<'_> {
         SequenceLength(length): SequenceLength,
         n: usize,
     ) -> Result<TextMicroBatch> {
-        let hollow = || vec![0; n * length];
-        let (ids, targets, first_keys) = (hollow(), hollow(), hollow());
+        let zeros = || vec![0; n * length];
+        let (ids, targets, first_keys) = (zeros(), zeros(), zeros());
         Ok(TextMicroBatch { sizes: [n, length], ids, targets, first_keys })
     }
 
-    /// Nothing: texts become tokens on the host.
+    /// Nothing: texts are tokenised on the host.
     fn preparation(
         &self,
         _: &RunConfig,
@@ -225,18 +225,18 @@ impl Task for LanguageTask<'_> {
     }
 
     fn smaller(&self, dataset: &DatasetSummary<SequenceLength>) -> Vec<SmallerTask<Self>> {
-        let written = halves(self.max_tokens, MIN_SAMPLE_TOKENS);
-        let written: Vec<usize> = written.filter(|_| self.makes_samples()).collect();
+        let tokens = halves(self.max_tokens, MIN_SAMPLE_TOKENS);
+        let tokens: Vec<usize> = tokens.filter(|_| self.makes_samples()).collect();
         let lengths: Vec<usize> = halves(self.text.length, MIN_LENGTH).collect();
-        let of_written = written.iter().map(|tokens| (None, Some(*tokens)));
+        let of_samples = tokens.iter().map(|tokens| (None, Some(*tokens)));
         let of_lengths = lengths.iter().map(|length| (Some(*length), None));
-        let least = (lengths.last().copied(), written.last().copied());
-        let all = of_written.chain(of_lengths).chain([least]);
-        all.map(|asked| self.with_sizes(asked, dataset)).collect()
+        let least = (lengths.last().copied(), tokens.last().copied());
+        let all = of_samples.chain(of_lengths).chain([least]);
+        all.map(|(length, tokens)| self.with_sizes(length, tokens, dataset)).collect()
     }
 }
 
-/// Half of it, a quarter, ..., as long as that is worth to fall back to.
+/// Half of it, a quarter, ..., down to `least`.
 fn halves(of: usize, least: usize) -> impl Iterator<Item = usize> {
     let half = move |n: &usize| Some(n / 2).filter(|half| *half >= least);
     std::iter::successors(half(&of), half)
@@ -246,11 +246,12 @@ impl LanguageTask<'_> {
     /// The same with sequences of this length, and samples of at most so many tokens.
     fn with_sizes(
         &self,
-        (length, written): (Option<usize>, Option<usize>),
+        length: Option<usize>,
+        max_tokens: Option<usize>,
         dataset: &DatasetSummary<SequenceLength>,
     ) -> SmallerTask<Self> {
         let sequences = length.map(|length| format!("text.length = {length}"));
-        let samples = written.map(|tokens| format!("generate.max_tokens = {tokens}"));
+        let samples = max_tokens.map(|tokens| format!("generate.max_tokens = {tokens}"));
         let changes: Vec<String> = sequences.into_iter().chain(samples).collect();
         let of = |counts: &SizeCounts<SequenceLength>| {
             let sizes = counts.iter().map(|(size, n)| (length.map_or(*size, SequenceLength), *n));
@@ -259,7 +260,7 @@ impl LanguageTask<'_> {
         let (train, held_out) = (of(&dataset.train), of(&dataset.held_out));
         SmallerTask {
             change: changes.join(" and "),
-            task: Self { max_tokens: written.unwrap_or(self.max_tokens), ..*self },
+            task: Self { max_tokens: max_tokens.unwrap_or(self.max_tokens), ..*self },
             dataset: DatasetSummary { train, held_out, ..dataset.clone() },
         }
     }
@@ -274,8 +275,8 @@ pub struct LanguagePipeline {
 }
 
 impl LanguagePipeline {
-    /// The model and the tokenizer of a job. To plan, neither a published model nor its tokenizer need be
-    /// there.
+    /// The model and the tokenizer of a job. To plan, neither a published model nor its tokenizer need exist on
+    /// disk.
     pub fn open(config: &RunConfig, is_planned: bool) -> Result<Self> {
         let (text, _) = config.data.texts()?;
         let path = &config.base.path;
@@ -306,7 +307,7 @@ impl LanguagePipeline {
         Ok(Self { base, tokenizer })
     }
 
-    /// A shape for tokens of a vocabulary that nobody reads.
+    /// A preset with a vocabulary of this size, for benchmarks.
     pub(crate) fn random_init(preset: LlamaPreset, vocabulary: usize) -> Result<Self> {
         Ok(Self {
             base: LanguageModel::preset(preset, vocabulary, 0)?,
@@ -314,7 +315,7 @@ impl LanguagePipeline {
         })
     }
 
-    /// A shape without weights.
+    /// A preset, which has no weights.
     fn from_preset(config: &RunConfig, preset: LlamaPreset, is_planned: bool) -> Result<Self> {
         if !config.base.random_init {
             return Err(TrainerError::Request {
@@ -325,15 +326,15 @@ impl LanguagePipeline {
         let (text, _) = config.data.texts()?;
         let (tokenizer, vocabulary) = match &text.tokenizer {
             Some(path) => vocabulary(path, is_planned)?,
-            None => counted(Tokenizer::bytes()),
+            None => with_vocab_size(Tokenizer::bytes()),
         };
-        // A product of whole tiles is faster, and the rows that no token has cost little.
+        // A matmul of whole tiles is faster, and the rows without a token cost little.
         let vocabulary = vocabulary.next_multiple_of(VOCABULARY_STEP);
         let from = seed(config.train.seed, Purpose::Weights);
         Ok(Self { base: LanguageModel::preset(preset, vocabulary, from)?, tokenizer })
     }
 
-    /// What a job is about.
+    /// The task of a job.
     pub fn task<'a>(&'a self, config: &'a RunConfig) -> Result<LanguageTask<'a>> {
         let (text, generate) = config.data.texts()?;
         self.base.config.check_length(text.length)?;
@@ -355,48 +356,47 @@ fn vocabulary(path: &Path, is_planned: bool) -> Result<(Tokenizer, usize)> {
         [Some(path), path.parent()].into_iter().flatten().find_map(PublishedLlama::by_path);
     match published.filter(|_| is_planned && !path.exists()) {
         Some(model) => Ok((Tokenizer::bytes(), model.config().vocab_size)),
-        None => Ok(counted(Tokenizer::open(path)?)),
+        None => Ok(with_vocab_size(Tokenizer::open(path)?)),
     }
 }
 
-fn counted(tokenizer: Tokenizer) -> (Tokenizer, usize) {
+fn with_vocab_size(tokenizer: Tokenizer) -> (Tokenizer, usize) {
     let vocabulary = tokenizer.vocab_size();
     (tokenizer, vocabulary)
 }
 
-/// Rows of a fresh model's table come in multiples of this. Chosen: as others do.
+/// The vocabulary of a randomly initialised model is a multiple of this. Chosen: as others do.
 const VOCABULARY_STEP: usize = 64;
 
-/// Turns texts into tokens, and decides how the run is done.
+/// Tokenises the texts, and plans the run.
 pub(super) fn prepare(
     config: &RunConfig,
     task: &LanguageTask<'_>,
-    on: &DeviceSetup<'_>,
+    device_setup: &DeviceSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, TextDataset)> {
     warn_of_length(task, events)?;
     let texts = open_texts(task, config, &|event| emit_progress(events, event))?;
     emit_findings(events, texts.findings())?;
-    let room = on.budget();
+    let budget = device_setup.budget();
     let dataset = &task.summary_of(texts.n_train(), texts.n_held_out());
-    let plan = choose(PlanRequest { task: task, config, dataset: dataset }, room)?;
+    let plan = choose(PlanRequest { task, config, dataset }, budget)?;
     let config = config.with_choice(&plan.choice);
-    let levels =
-        memory_levels(PlanRequest { task: task, config: &config, dataset: dataset }, room)?;
-    Ok((PlannedRun { config, plan, levels: levels }, texts))
+    let levels = memory_levels(PlanRequest { task, config: &config, dataset }, budget)?;
+    Ok((PlannedRun { config, plan, levels }, texts))
 }
 
-/// Positions that a model never saw are computed like any other, and mean little to it.
+/// Warns of sequences longer than the model was trained for.
 fn warn_of_length(task: &LanguageTask<'_>, events: &EventSink<'_>) -> Result<()> {
-    let (length, most) = (task.text.length, task.base.config.max_position_embeddings);
-    if length <= most {
+    let (length, longest) = (task.text.length, task.base.config.max_position_embeddings);
+    if length <= longest {
         return Ok(());
     }
-    let kind = WarningKind::SequencesTooLong { tokens: length, made_for: most };
+    let kind = WarningKind::SequencesTooLong { tokens: length, made_for: longest };
     events.emit(Event::Warning(Warning { step: 0, kind }))
 }
 
-/// Writes what was trained: an adapter for PEFT, or the whole model.
+/// Exports the result: an adapter for PEFT, or the whole model.
 pub(super) fn write_result(
     config: &RunConfig,
     LanguagePipeline { mut base, tokenizer }: LanguagePipeline,
@@ -412,13 +412,13 @@ pub(super) fn write_result(
             let (format, layers) = ("peft".into(), exported.n_layers);
             events.emit(Event::Exported { format, path, layers })
         }
-        TrainedWeights::Full(own) => {
+        TrainedWeights::Full(weights) => {
             let (dtype, out) = (files::file_dtype(config.base.dtype), folder.path.join("model"));
             language::write_model(&base, &tokenizer, dtype, &out, &mut |_, want| {
-                Ok(own.get(&want.name).expect("all of the model was trained").clone())
+                Ok(weights.get(&want.name).expect("all of the model was trained").clone())
             })?;
             let (format, path) = ("model".into(), "model".into());
-            events.emit(Event::Exported { format, path, layers: own.len() })
+            events.emit(Event::Exported { format, path, layers: weights.len() })
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Texts written while training, with the model that is in training: to see what it does.
+//! Texts generated during training.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::sample::text::{self, GenerationRequest};
 use crate::sample::token_sampler::TokenSampler;
 use crate::task::traits::TrainableModel;
 
-/// What is written, and how.
+/// Generates sample texts.
 pub(super) struct SampleTextWriter<'a> {
     task: LanguageTask<'a>,
     /// Each prompt with its tokens.
@@ -23,19 +23,19 @@ pub(super) struct SampleTextWriter<'a> {
 }
 
 impl<'a> SampleTextWriter<'a> {
-    /// Checks what is asked for.
+    /// Checks the prompts.
     pub fn new(task: LanguageTask<'a>) -> Result<Self> {
         let mut prompts = Vec::new();
         for prompt in &task.generate.prompts {
             let mut ids: Vec<u32> = task.tokenizer.bos().into_iter().collect();
             ids.extend(task.tokenizer.encode(prompt)?);
             if ids.is_empty() {
-                // What follows the end of a text is the beginning of one.
+                // A new text starts after an end-of-sequence token.
                 ids.extend(task.tokenizer.eos());
             }
             prompts.push((prompt, ids));
         }
-        let writer = Self { task: task, prompts };
+        let writer = Self { task, prompts };
         for (number, (_, ids)) in writer.prompts.iter().enumerate() {
             writer.request(ids, number).check(&task.base.config)?;
         }
@@ -45,7 +45,7 @@ impl<'a> SampleTextWriter<'a> {
     fn request(&self, ids: &[u32], number: usize) -> GenerationRequest {
         let GenerationConfig { temperature, top_k, top_p, seed, .. } = *self.task.generate;
         let max_tokens = self.task.max_tokens;
-        let choice = TokenSampler {
+        let sampler = TokenSampler {
             temperature: temperature as f32,
             top_k: match top_k {
                 Switch::On(k) => Some(k),
@@ -54,11 +54,11 @@ impl<'a> SampleTextWriter<'a> {
             top_p: top_p as f32,
             seed: seed + number as u64,
         };
-        GenerationRequest { prompt: ids.to_vec(), max_tokens, sampler: choice }
+        GenerationRequest { prompt: ids.to_vec(), max_tokens, sampler }
     }
 
-    /// Writes everything on a device without data, to see what it takes: of each text the first token, which
-    /// follows the prompt, and the last, which no other takes longer than.
+    /// Generates on the meta device; returns what it costs: of each text the first token, with the prompt, and
+    /// the last, which takes the longest.
     pub fn dry_run(&self, device: &Device, trainable: TrainableModel<'_, Llama>) -> Result<Cost> {
         let seen = Mutex::new(vec![device.work()]);
         self.write(device, trainable, 0, &|| {
@@ -67,7 +67,7 @@ impl<'a> SampleTextWriter<'a> {
         })?;
         let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         let since = |index: usize| seen[index + 1].since(&seen[index]);
-        // One token alone follows the prompt.
+        // With one token there is no last.
         let per_text = self.task.max_tokens.min(2);
         let times = |index: usize| {
             let is_last = per_text == 2 && index % 2 == 1;
@@ -77,13 +77,13 @@ impl<'a> SampleTextWriter<'a> {
         Ok(Cost { works, read_bytes: 0 })
     }
 
-    /// Writes a text for each prompt.
+    /// Generates a text for each prompt.
     pub fn write(
         &self,
         device: &Device,
         trainable: TrainableModel<'_, Llama>,
         step: u64,
-        goes_on: &(dyn Fn() -> bool + Sync),
+        should_continue: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>> {
         let tokenizer = self.task.tokenizer;
         let mut events = Vec::with_capacity(self.prompts.len());
@@ -92,7 +92,7 @@ impl<'a> SampleTextWriter<'a> {
             let mut written = Vec::new();
             let mut take = |id| {
                 written.push(id);
-                goes_on()
+                should_continue()
             };
             let TrainableModel { model, params, .. } = trainable;
             let is_end = |id| tokenizer.is_eos(id);
