@@ -52,7 +52,7 @@ fn files(folder: &TempDir, suffix: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_cache_of_an_older_version_is_encoded_again_with_a_word() {
+fn a_cache_of_an_older_version_is_encoded_again_with_a_note() {
     let (folder, job) = job(6);
     fs::create_dir_all(folder.path().join("output/cache/v1")).unwrap();
     let problems = |summary: Value| summary["problems"].to_string();
@@ -132,7 +132,7 @@ fn all_that_is_left_out_is_listed_first() {
 
 /// Told by tokenizers alone: what T5 sees is not lost, and where there is no T5 it is.
 #[test]
-fn captions_that_are_cut_are_told_by_name() {
+fn truncated_captions_are_named() {
     let (folder, job) = job(4);
     let caption = |name: &str, n: usize| {
         let words = (0..n).map(|n| format!("w{n}")).collect::<Vec<_>>().join(" ");
@@ -162,7 +162,7 @@ fn captions_that_are_cut_are_told_by_name() {
 
 /// Texts have the same page: what is left out, then what there is.
 #[test]
-fn texts_are_looked_through_too() {
+fn texts_are_checked_too() {
     let folder = tempfile::tempdir().unwrap();
     let texts = folder.path().join("texts");
     fs::create_dir(&texts).unwrap();
@@ -191,7 +191,7 @@ fn texts_are_looked_through_too() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before_anything_is_done() {
+fn impossible_requests_are_refused_before_the_work() {
     let (folder, job) = job(3);
     let fails = |arguments: &[&str], parts: &[&str]| {
         let output = hearth(&[&["cache", text(&job)], arguments].concat());
@@ -249,7 +249,7 @@ fn two_at_once_do_not_disturb_each_other() {
 
 /// Killed when the first shard is there, while texts are encoded.
 #[test]
-fn a_killed_run_goes_on_where_it_was() {
+fn a_killed_run_is_continued() {
     let (folder, job) = job(12);
     let set = ["data.shuffle_tags=true", "data.keep_tags=0"];
     let set: Vec<&str> = set.iter().flat_map(|value| ["--set", value]).collect();

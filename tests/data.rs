@@ -17,7 +17,7 @@ fn put_image(path: &Path) {
 }
 
 #[test]
-fn links_that_go_round_are_followed_once() {
+fn cyclic_links_are_followed_once() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().canonicalize().unwrap();
     fs::create_dir_all(root.join("a/b")).unwrap();
@@ -40,7 +40,7 @@ fn links_that_go_round_are_followed_once() {
 }
 
 #[test]
-fn names_need_not_be_text() {
+fn file_names_need_not_be_utf8() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
     // Some file systems refuse such names, and then there is nothing to read.
@@ -54,7 +54,7 @@ fn names_need_not_be_text() {
 }
 
 #[test]
-fn nobody_waits_for_a_pipe() {
+fn pipes_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     put_image(&folder.path().join("a.png"));
     for name in ["a.txt", "b.png", "metadata.jsonl"] {

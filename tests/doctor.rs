@@ -69,7 +69,7 @@ fn affinity_limits_the_threads() {
 }
 
 #[test]
-fn adapters_are_told_with_what_they_offer() {
+fn adapters_are_listed_with_their_features() {
     let found = diagnosis(&[]);
     for adapter in found["adapters"].as_array().into_iter().flatten() {
         let offers = adapter["offers"].as_array().unwrap();

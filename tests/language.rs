@@ -90,7 +90,7 @@ fn a_text_goes_to_standard_output() {
 }
 
 #[test]
-fn a_text_is_told_with_its_figures() {
+fn a_text_has_figures_in_json() {
     let folder = TempDir::new().unwrap();
     let path = with_tokenizer(&folder);
     let two = ["--prompt", "Herd", "--max-tokens", "5", "--top-k", "9", "--top-p", "0.9", "--json"];
@@ -105,7 +105,7 @@ fn a_text_is_told_with_its_figures() {
 }
 
 #[test]
-fn what_a_text_cannot_have_is_refused() {
+fn image_options_are_refused_for_texts() {
     let folder = TempDir::new().unwrap();
     let path = with_tokenizer(&folder);
     let refused = |more: &[&str], says: &str| {
@@ -166,7 +166,7 @@ fn an_adapter_is_exported_and_merged() {
 
 /// A model that was trained from scratch is a folder that can be opened again.
 #[test]
-fn a_model_that_is_written_is_read_again() {
+fn an_exported_model_is_read_back() {
     let folder = TempDir::new().unwrap();
     let out = folder.path().join("model");
     let tokenizer = Tokenizer::bytes();

@@ -28,7 +28,7 @@ mod workload;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// `hearth` with these arguments. What computes is the processor unless they say otherwise: tests expect its
+/// `hearth` with these arguments. They run on the CPU unless they say otherwise: tests expect its
 /// numbers, also on a computer with a card.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));

@@ -144,7 +144,7 @@ fn published_models_have_their_number_of_weights() {
     ];
     for (name, config, expected) in published {
         assert_eq!(count(|build| config.build(build)), expected, "{name}");
-        rehearse(name, &config, expected);
+        check_dry_run(name, &config, expected);
     }
     let t5: t5::T5Config = serde_json::from_str(
         r#"{"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24,
@@ -171,7 +171,7 @@ fn published_models_have_their_number_of_weights() {
 
 /// An image of 1024 pixels a side and a prompt, without data: everything a step allocates is
 /// known, and the weights are two bytes each but for the vectors.
-fn rehearse(name: &str, config: &DenoiserConfig, n_weights: usize) {
+fn check_dry_run(name: &str, config: &DenoiserConfig, n_weights: usize) {
     let device = Device::meta(DeviceKind::cpu(16), usize::MAX / 2);
     let precision = Precision::plain(Dtype::Bf16);
     let mut source = RandomWeights::new(precision, 0);
@@ -299,7 +299,7 @@ fn every_phase_takes_what_was_planned() {
 }
 
 #[test]
-fn what_does_not_fit_is_done_in_smaller_pieces_or_refused() {
+fn work_that_does_not_fit_is_tiled_or_refused() {
     let pipeline = pipeline();
     let job = SampleJob::new(&pipeline, request()).unwrap();
     let roomy = job.plan(DeviceKind::cpu(2), LIMIT).unwrap();
@@ -655,7 +655,7 @@ fn an_adapter_goes_from_any_program_to_any_other() {
 }
 
 #[test]
-fn magnitudes_and_unequal_ranks_survive_the_way() {
+fn magnitudes_and_unequal_ranks_survive_conversion() {
     let folder = TempDir::new().unwrap();
     let mut pipeline = pipeline();
     let layer = |name: &str, rank: usize, has_magnitude: bool| {

@@ -56,7 +56,7 @@ fn is_meant_for(recipe: &str, machine: &Path) -> bool {
 }
 
 /// A CPU as most are.
-const PROCESSOR: DeviceKind = DeviceKind::Cpu { threads: THREADS, has_amx: false };
+const CPU: DeviceKind = DeviceKind::Cpu { threads: THREADS, has_amx: false };
 
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
 fn planned(recipe: &Path, limit_bytes: usize, kind: DeviceKind) -> Result<Plan, TrainerError> {
@@ -105,7 +105,7 @@ fn machines() -> Vec<(PathBuf, usize)> {
 fn judge(recipe: &Path) -> Result<(), String> {
     let size = promised(recipe);
     let mac = DeviceKind::gpu_with_buffer(size.map(|size| (size as f64 / SHARE / 2.0) as usize));
-    [PROCESSOR, mac].into_iter().try_for_each(|kind| judge_on(recipe, kind, size))
+    [CPU, mac].into_iter().try_for_each(|kind| judge_on(recipe, kind, size))
 }
 
 fn judge_on(recipe: &Path, kind: DeviceKind, size: Option<usize>) -> Result<(), String> {
@@ -134,7 +134,7 @@ fn a_recipe_for_a_machine_fits_that_machine() {
 
 /// Without room for all, blocks stream; over a slow link every second one, since it waits less.
 #[test]
-fn on_a_small_card_blocks_stream_as_the_link_allows() {
+fn on_a_small_gpu_blocks_are_offloaded_as_pcie_allows() {
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
     let recipe = recipe.join("sd3.5-medium-lora-16gb.toml");
     let stream = |gigabytes: f64, link: f64| {
@@ -182,7 +182,7 @@ fn loss(choice: &PlanChoice) -> (usize, bool) {
 fn climb(recipe: &Path, limits: &[usize]) -> Result<(), String> {
     let mut before: Option<Plan> = None;
     for limit in limits {
-        let plan = match planned(recipe, *limit, PROCESSOR) {
+        let plan = match planned(recipe, *limit, CPU) {
             Ok(plan) => plan,
             Err(TrainerError::TooLarge { needed, limit, .. })
                 if needed > limit && before.is_none() =>
@@ -257,7 +257,7 @@ fn a_machine_is_planned_for_with_the_best_it_has() {
 }
 
 #[test]
-fn what_the_planner_decides_is_left_to_it() {
+fn recipes_leave_choices_to_the_planner() {
     for recipe in files("recipes") {
         let job: toml::Table = std::fs::read_to_string(&recipe).unwrap().parse().unwrap();
         assert!(job["train"].get("recompute").is_none(), "{}", recipe.display());

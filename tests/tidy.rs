@@ -402,10 +402,10 @@ fn modules_use_what_stands_below_them() {
 }
 
 #[test]
-fn rooms_use_those_before_them() {
+fn trainer_modules_use_those_before_them() {
     kept(rooms);
     let plan = "crates/trainer/src/plan/mod.rs";
-    let code = "use crate::train::run;\nuse crate::task::lesson;\n";
+    let code = "use crate::train::run;\nuse crate::task::session;\n";
     found(rooms, &[(plan, code)], &["plan must not use train"]);
     found(rooms, &[(plan, "use crate::{config, report, bench::cases};\n")], &["not use bench"]);
     found(rooms, &[("crates/trainer/src/attic/mod.rs", "")], &["attic has no place"]);

@@ -174,7 +174,7 @@ fn gradient_bits(threads: usize, job: WorkloadJob) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn neither_threads_nor_recomputing_nor_streaming_change_one_bit() {
+fn threads_checkpointing_and_offloading_change_no_bit() {
     let job = WorkloadJob::plain(ODD, Dtype::F32);
     let plain = gradient_bits(1, job);
     for threads in [2, 3] {
@@ -263,7 +263,7 @@ fn bench_step_keeps_its_plan_in_every_variant() {
 }
 
 #[test]
-fn bench_step_keeps_its_plan_in_portions_and_with_blocks_elsewhere() {
+fn bench_step_keeps_its_plan_in_micro_batches_and_with_offloading() {
     let figures = |more: &[&str]| -> Value {
         let usual = ["bench", "step", "--config", "cpu-tiny", "--steps", "1", "--json"];
         let usual = [&usual[..], &["--dtype", "bf16", "--device", "cpu"]].concat();
@@ -287,7 +287,7 @@ fn bench_step_keeps_its_plan_in_portions_and_with_blocks_elsewhere() {
 }
 
 #[test]
-fn bench_step_says_what_it_does_not_know() {
+fn bench_step_names_what_is_unknown() {
     let output = hearth(&["bench", "step", "--config", "cpu-huge"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("not one of cpu-tiny, cpu-small, cpu-mid"), "{}", said(&output));

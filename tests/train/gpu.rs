@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use trainer::event::RunStart;
 
-use super::{Job, begins, events, learnt, losses};
+use super::{Job, begins, events, losses, trained};
 use crate::models::at;
 use crate::{command, printed, said, text};
 
@@ -25,7 +25,7 @@ fn has_software() -> bool {
 }
 
 #[test]
-fn a_gpu_learns_what_the_cpu_does_and_goes_on_bit_for_bit() {
+fn a_gpu_trains_as_the_cpu_and_resumes_bit_for_bit() {
     if !has_software() {
         return;
     }
@@ -36,7 +36,7 @@ fn a_gpu_learns_what_the_cpu_does_and_goes_on_bit_for_bit() {
     let whole = job.finish("whole", &more, &ON);
     job.finish("parts", &set, &ON);
     let parts = job.finish("parts", &more, &[&ON[..], &["--resume"]].concat());
-    assert!(learnt(&whole) == learnt(&parts), "other bytes than without a break");
+    assert!(trained(&whole) == trained(&parts), "other bytes than without a break");
     let [exact, ours] = [&cpu, &whole].map(|run| losses(&events(run)));
     assert_eq!((exact.len(), ours.len()), (4, 4));
     for (exact, ours) in exact.iter().zip(&ours) {
@@ -63,7 +63,7 @@ fn weights_are_read_into_the_memory_of_a_gpu_that_shares_it() {
 }
 
 #[test]
-fn a_language_model_learns_on_a_gpu_what_it_does_on_the_cpu() {
+fn a_language_model_trains_on_a_gpu_as_on_the_cpu() {
     if !has_software() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Runs that are refused memory: by a limit that is lowered while they go on, in every way that there
-//! is, and before they begin. What happens at each single allocation is tested beside the loop.
+//! Runs that are out of memory: by a limit that is lowered during the run, at every memory level, and before they
+//! begin. Single failed allocations are tested beside the loop.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use trainer::event::{Event, EventRecord, RunEnd};
 use trainer::plan::Rates;
 use trainer::train::{DeviceSetup, TrainOptions, train};
 
-use super::{Job, check_memory, events, learnt};
+use super::{Job, check_memory, events, trained};
 use crate::models::LIMIT;
 use crate::text;
 
@@ -28,7 +28,7 @@ const SET: [&str; 7] = [
     "output.save_every=off",
 ];
 
-/// Does something to the device when it is opened, and at each event.
+/// Called when the device is opened, and at each event.
 type Trouble<'a> = &'a (dyn Fn(&Device, Option<&Event>) + Sync);
 
 /// What came of a run in this process.
@@ -71,19 +71,19 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
     };
     let (kind, name) = (DeviceKind::cpu(1), "test".into());
     let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
-    let (open, feel) = (Box::new(open), Box::new(|| None));
-    let on = DeviceSetup {
+    let (open, start_sampler) = (Box::new(open), Box::new(|| None));
+    let device_setup = DeviceSetup {
         kind,
         name,
         limit_bytes: LIMIT,
         host_bytes: None,
         rates,
         open,
-        start_sampler: feel,
+        start_sampler,
     };
-    let start = TrainOptions { resume: folder.join("checkpoints").exists(), force: false };
+    let options = TrainOptions { resume: folder.join("checkpoints").exists(), force: false };
     let stop = AtomicBool::new(false);
-    let end = train(&raw.resolve().unwrap(), &on, start, &[&listener], &stop);
+    let end = train(&raw.resolve().unwrap(), &device_setup, options, &[&listener], &stop);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
     let held = held.into_inner().unwrap();
     assert!(held.windows(2).all(|pair| pair[0].0 == pair[1].0), "{held:?}");
@@ -93,7 +93,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
 }
 
 #[test]
-fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
+fn a_run_that_fits_at_no_level_stops_and_can_be_resumed() {
     let job = Job::new();
     let whole = run(&job, "whole", &|_, _| {});
     let stopped = run(&job, "run", &|device, event| {
@@ -113,7 +113,7 @@ fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
         }
     }
     assert_eq!(measured, [0, 1, 2, 3]);
-    assert!(learnt(&whole.folder) == learnt(&resumed.folder), "other bytes than without trouble");
+    assert!(trained(&whole.folder) == trained(&resumed.folder), "other bytes than without trouble");
     let page = fs::read_to_string(resumed.folder.join("report.html")).unwrap();
     for way in [
         "2 at once instead of 3 at once",
@@ -149,9 +149,9 @@ fn a_lowered_limit_is_kept_to() {
     assert_eq!(kept, [false, true, true]);
 }
 
-/// Nothing has begun, and what was encoded stays.
+/// No step was taken, and encoded samples stay cached.
 #[test]
-fn memory_that_is_refused_before_the_first_step_leaves_nothing_half_done() {
+fn out_of_memory_before_the_first_step_leaves_nothing_half_done() {
     let job = Job::new();
     let whole = run(&job, "whole", &|_, _| {});
     let mut found = whole.n_before;
@@ -170,21 +170,21 @@ fn memory_that_is_refused_before_the_first_step_leaves_nothing_half_done() {
         let again = run(&job, "run", &|_, _| {});
         assert!(again.end.is_ok() && again.n_before <= found, "{nth}");
         found = again.n_before;
-        assert!(learnt(&whole.folder) == learnt(&again.folder), "{nth}: other bytes");
+        assert!(trained(&whole.folder) == trained(&again.folder), "{nth}: other bytes");
         fs::remove_dir_all(again.folder).unwrap();
     }
-    assert!(found < whole.n_before / 2, "what was encoded is not found again");
+    assert!(found < whole.n_before / 2, "encoded samples are not in the cache");
 }
 
 /// The smallest run that encodes, loads, measures, draws, learns and saves.
 const SHORT: [&str; 4] =
     ["train.steps=1", "train.validate_every=1", "data.draw_count=2", "output.save_every=off"];
 
-/// A refusal before the first step ends the run, and the next one does the rest; one after it is got
-/// around. The result is the same to the bit, and nothing is left over.
+/// A failure before the first step ends the run, and the next run does the rest; after it the run falls back. The
+/// result is the same to the bit, and nothing is left over.
 #[test]
 #[ignore = "long: `just sweep` runs it"]
-fn every_single_allocation_of_a_run_may_be_refused() {
+fn every_single_allocation_of_a_run_may_fail() {
     let job = Job::new();
     let whole = run_with(&job, "whole", &SHORT, &|_, _| {});
     for nth in 1..=whole.n_allocations {
@@ -201,7 +201,7 @@ fn every_single_allocation_of_a_run_may_be_refused() {
             Err(_) => run_with(&job, "run", &SHORT, &|_, _| {}),
         };
         assert!(done.end.is_ok(), "{nth}: {:?}", done.end);
-        assert!(learnt(&whole.folder) == learnt(&done.folder), "{nth}: other bytes");
+        assert!(trained(&whole.folder) == trained(&done.folder), "{nth}: other bytes");
         fs::remove_dir_all(done.folder).unwrap();
     }
 }

@@ -1,15 +1,15 @@
-//! `hearth train` as a user meets it, on a model so small that a run takes seconds. Here: how jobs are
-//! made and runs looked at, and a run that goes well.
+//! `hearth train` on a model so small that a run takes seconds. Here: helpers to make jobs and read runs, and a
+//! run without problems.
 
 mod checkpoints;
+mod full;
 mod gpu;
 mod memory;
-mod own;
+mod offload;
 mod planned;
 mod resume;
 mod screen;
 mod state;
-mod stream;
 mod targets;
 mod texts;
 mod trouble;
@@ -95,7 +95,7 @@ impl Job {
         folder
     }
 
-    /// A run that must fail; returns what it said.
+    /// A run that must fail; returns its standard error.
     fn fail(&self, set: &[&str], arguments: &[&str]) -> String {
         let output = self.run(set, arguments);
         let words = said(&output);
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// A run that goes on while it is watched.
+/// A run in the background.
 struct Running {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -136,7 +136,7 @@ fn interrupt(child: &Child) {
     assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
 }
 
-/// What a run's folder says happened.
+/// The events of a run's folder.
 fn events(folder: &Path) -> Vec<Event> {
     parsed(&fs::read_to_string(folder.join("events.jsonl")).unwrap())
 }
@@ -209,8 +209,8 @@ fn check_memory(events: &[Event]) -> [usize; 2] {
     [taken, for_steps]
 }
 
-/// What a run has learnt: its adapter, and all that it would go on with.
-fn learnt(folder: &Path) -> [Vec<u8>; 2] {
+/// The result of a run: its adapter, and the state of its last checkpoint.
+fn trained(folder: &Path) -> [Vec<u8>; 2] {
     let last = fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
     let state = last.max().unwrap().join("state.safetensors");
     let adapter = folder.join("adapter/pytorch_lora_weights.safetensors");
@@ -234,10 +234,10 @@ fn images_become_an_adapter() {
     let written = fs::read(run.join("events.jsonl")).unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&written));
     let events = events(&run);
-    // When the machine is felt is a matter of time, and what is decided on it one of the machine.
-    let is_told =
+    // Telemetry and the governor's decisions depend on time and machine.
+    let is_fixed =
         |event: &&Event| !matches!(event, Event::Felt(_) | Event::Paced(_) | Event::Progress(_));
-    let names: Vec<String> = events.iter().filter(is_told).map(name).collect();
+    let names: Vec<String> = events.iter().filter(is_fixed).map(name).collect();
     let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory sample \
                     memory step step checkpoint step sample step \
                     validation checkpoint step step validation sample checkpoint \
@@ -263,7 +263,7 @@ fn images_become_an_adapter() {
     // Every step's bucket is the largest, as there is only one.
     let [taken, planned] = check_memory(&events);
     assert_eq!(taken, planned);
-    // Every phase was measured, and what a rehearsal sees of it is all there is.
+    // Every phase was measured, and takes exactly what its dry run took.
     let named: Vec<&Phase> = begins(&events)[0].phases.iter().map(|phase| &phase.name).collect();
     let mut measured = Vec::new();
     for event in &events {

@@ -106,7 +106,7 @@ fn the_planned_size_is_enough_and_less_is_another_plan_or_none() {
 }
 
 #[test]
-fn a_run_goes_on_in_the_precision_it_began_with() {
+fn a_run_resumes_in_the_precision_it_began_with() {
     let job = Job::new();
     let (_, roomy) = plan(&job, &["base.quantise=nf4", "train.recompute=block"], &[]);
     let limit = format!("{}B", bytes(&roomy, "total_bytes"));

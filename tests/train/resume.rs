@@ -11,7 +11,7 @@ use std::time::Duration;
 use trainer::event::{EndReason, Event, RunEnd};
 
 use super::{
-    Job, Running, begins, check_memory, events, interrupt, learnt, losses, parsed, warnings,
+    Job, Running, begins, check_memory, events, interrupt, losses, parsed, trained, warnings,
 };
 use crate::models::copy;
 use crate::{said, text};
@@ -63,7 +63,7 @@ const MOMENTS: [(&str, u64); 22] = [
 ];
 
 #[test]
-fn a_run_that_is_killed_again_and_again_learns_the_same() {
+fn a_run_that_is_killed_again_and_again_trains_the_same() {
     let job = Job::new();
     let whole = job.finish("whole", &ALL, &["--threads", "1"]);
     let killed = job.path("killed");
@@ -81,7 +81,7 @@ fn a_run_that_is_killed_again_and_again_learns_the_same() {
         assert!(happened, "{kind}: {}", said(&output));
     }
     job.finish("killed", &ALL, &["--resume"]);
-    assert!(learnt(&whole) == learnt(&killed), "other bytes than without a break");
+    assert!(trained(&whole) == trained(&killed), "other bytes than without a break");
     let [without, with] = [&whole, &killed].map(|run| events(run));
     assert_eq!(losses(&without), losses(&with));
     let parts: Vec<u64> = begins(&with).iter().map(|begin| begin.from_step).collect();
@@ -133,7 +133,7 @@ fn without_a_checkpoint_there_is_nothing_to_resume() {
 }
 
 #[test]
-fn a_run_does_not_go_on_to_fewer_steps_than_it_took() {
+fn a_run_does_not_resume_with_fewer_steps_than_it_took() {
     let job = Job::new();
     let run = job.finish("run", &["train.steps=4"], &[]);
     let [config, history] = ["config.toml", "events.jsonl"].map(|name| run.join(name));
@@ -150,7 +150,7 @@ fn a_run_does_not_go_on_to_fewer_steps_than_it_took() {
 }
 
 #[test]
-fn ctrl_c_saves_and_says_how_to_go_on() {
+fn ctrl_c_saves_and_says_how_to_resume() {
     let job = Job::new();
     let set = ["train.steps=5", "train.gradient_accumulation=2", "output.save_every=off"];
     let whole = job.finish("whole", &set, &[]);
@@ -181,7 +181,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     assert!(adapter.join("pytorch_lora_weights.safetensors").is_file());
     assert!(page.trim_end().ends_with("--resume"), "{page}");
     job.finish("run", &set, &["--resume"]);
-    assert!(learnt(&whole) == learnt(&run), "other bytes than without a break");
+    assert!(trained(&whole) == trained(&run), "other bytes than without a break");
 }
 
 #[test]
@@ -247,11 +247,11 @@ fn ctrl_c_is_heard_while_a_sample_is_drawn() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over() {
+fn a_damaged_checkpoint_is_skipped() {
     let job = Job::new();
     let set = ["output.keep=1"];
     let run = job.finish("run", &set, &[]);
-    let whole = learnt(&run);
+    let whole = trained(&run);
     assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
 
     // The only one: nothing is left to go on from, and nothing is begun anew without a word.
@@ -261,13 +261,13 @@ fn a_damaged_checkpoint_is_passed_over() {
     assert!(words.contains("checkpoint is broken") && words.contains("step-000006"), "{words}");
     flip_a_bit(&last);
     job.finish("run", &set, &["--resume"]);
-    assert!(whole == learnt(&run), "other bytes than without the damage");
+    assert!(whole == trained(&run), "other bytes than without the damage");
 
     job.finish("run", &["output.keep=2", "train.steps=8"], &["--resume"]);
-    let longer = learnt(&run);
+    let longer = trained(&run);
     flip_a_bit(&run.join("checkpoints/step-000008/state.safetensors"));
     job.finish("run", &["output.keep=2", "train.steps=8"], &["--resume"]);
-    assert!(longer == learnt(&run), "other bytes than without the damage");
+    assert!(longer == trained(&run), "other bytes than without the damage");
     let events = events(&run);
     let from: Vec<u64> = begins(&events).iter().map(|begin| begin.from_step).collect();
     assert_eq!(from, [0, 6, 6, 6]);
@@ -286,11 +286,11 @@ fn a_run_that_ended_early_is_not_trained_further() {
         "output.save_every=off",
     ];
     let run = job.finish("run", &set, &[]);
-    let before = learnt(&run);
+    let before = trained(&run);
     // As if it had been killed before that.
     fs::remove_dir_all(run.join("adapter")).unwrap();
     job.finish("run", &set, &["--resume"]);
-    assert!(before == learnt(&run), "other bytes than without a break");
+    assert!(before == trained(&run), "other bytes than without a break");
     let events = events(&run);
     let is_early = |event: &&Event| {
         matches!(event, Event::End(RunEnd { why: EndReason::Plateau, step: 2, .. }))
@@ -306,7 +306,7 @@ fn flip_a_bit(path: &Path) {
 }
 
 #[test]
-fn another_job_does_not_go_on_with_this_one() {
+fn another_job_does_not_resume_this_one() {
     let job = Job::new();
     let run = job.finish("run", &["train.steps=2"], &[]);
     let config = fs::read(run.join("config.toml")).unwrap();
@@ -335,7 +335,7 @@ fn another_job_does_not_go_on_with_this_one() {
 }
 
 #[test]
-fn images_that_came_and_went_are_named() {
+fn added_and_removed_images_are_named() {
     let job = Job::new();
     job.finish("drawn", &["train.steps=1"], &[]);
     job.remove("draw = 'neon'\ndraw_count = 5\n");

@@ -78,7 +78,7 @@ fn the_last_lines_name_folder_report_and_a_command_that_works() {
 }
 
 #[test]
-fn one_loss_is_told_everywhere() {
+fn the_same_loss_is_shown_everywhere() {
     let job = Job::new();
     let output = job.run(&["train.steps=8"], &[]);
     assert!(output.status.success(), "{}", said(&output));

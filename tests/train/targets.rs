@@ -4,7 +4,7 @@ use std::fs;
 
 use trainer::event::{Event, Warning};
 
-use super::{Job, events, learnt, losses, warnings};
+use super::{Job, events, losses, trained, warnings};
 use crate::{hearth, said, text};
 
 /// What `adapter.targets` is unless it is typed.
@@ -15,7 +15,7 @@ const TYPED: &str = "adapter.targets=['attn.to_q','attn.to_k','attn.to_v','attn.
 const UNUSED: &str = "transformer_blocks.1.attn.add_q_proj";
 
 #[test]
-fn layers_that_can_learn_nothing_are_left_out_unless_typed() {
+fn layers_without_gradient_are_left_out_unless_typed() {
     let job = Job::new();
     let usual = job.finish("usual", &[], &[]);
     assert!(warnings(&events(&usual)).is_empty());
@@ -53,20 +53,20 @@ fn a_full_fine_tune_and_dora_are_not_warned_of_what_is_known() {
 }
 
 #[test]
-fn a_run_goes_on_with_the_layers_it_began_with() {
+fn a_run_resumes_with_the_layers_it_began_with() {
     let job = Job::new();
     // As a run of before: the layer that learns nothing is in its checkpoint.
     let whole = job.finish("whole", &[TYPED, "train.steps=4"], &[]);
     job.finish("parts", &[TYPED, "train.steps=2"], &[]);
     let parts = job.finish("parts", &["train.steps=4"], &["--resume"]);
-    assert!(learnt(&whole) == learnt(&parts), "other bytes than without a break");
+    assert!(trained(&whole) == trained(&parts), "other bytes than without a break");
     // And one that left it out, also from its own file.
     let usual = job.finish("usual", &["train.steps=4"], &[]);
     let run = job.finish("run", &["train.steps=2"], &[]);
     let config = run.join("config.toml");
     let output = hearth(&["train", text(&config), "--resume", "--quiet", "--set", "train.steps=4"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(learnt(&usual) == learnt(&run), "other bytes than without a break");
+    assert!(trained(&usual) == trained(&run), "other bytes than without a break");
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn result(run: &Path, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_goes_on_as_if_it_had_not_stopped() {
+fn a_run_resumes_as_if_it_had_not_stopped() {
     let place = Place::new();
     let set = ["text.length=32", "train.batch_size=2", "adapter.dropout=0.1", "adapter.rank=2"];
     let both = |steps: &'static str| [&set[..], &[steps]].concat();
@@ -138,7 +138,7 @@ fn a_model_and_its_texts_are_written_and_measured() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said_with_its_line() {
+fn unreadable_texts_are_named_with_their_line() {
     let place = Place::new();
     let mut lines = fs::read_to_string(place.path("texts.jsonl")).unwrap();
     lines.push_str("{\"text\": \n{\"words\": 1}\n");

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use trainer::event::{EndReason, Event, RunEnd};
 
-use super::{Job, check_memory, events, learnt, warnings};
+use super::{Job, check_memory, events, trained, warnings};
 use crate::models::at;
 use crate::{hearth, printed, said, text};
 
@@ -35,7 +35,7 @@ fn spoil(images: &Path) {
 }
 
 #[test]
-fn broken_images_are_told_and_left_out() {
+fn broken_images_are_named_and_left_out() {
     let job = Job::new();
     job.finish("whole", &["train.steps=1"], &[]);
     spoil(&job.path("images"));
@@ -91,7 +91,7 @@ fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn what_somebody_else_wrote_is_not_touched() {
+fn files_of_others_are_not_overwritten() {
     let job = Job::new();
     let run = job.path("run");
     for (name, text_of) in [
@@ -133,7 +133,7 @@ fn nothing_is_written_among_the_images() {
 }
 
 #[test]
-fn what_is_not_finite_becomes_no_adapter() {
+fn a_run_that_is_not_finite_exports_no_adapter() {
     let job = Job::new();
     let set =
         ["train.steps=40", "train.batch_size=1", "optimizer.learning_rate=10", "base.dtype=f16"];
@@ -218,10 +218,10 @@ const KILOBYTES: usize = 32;
 #[test]
 fn a_full_disk_leaves_the_checkpoint_before() {
     let job = Job::new();
-    let whole = learnt(&job.finish("whole", &[], &[]));
+    let whole = trained(&job.finish("whole", &[], &[]));
     let cache = format!("data.cache='{}'", text(&job.path("whole/cache")));
     let run = job.finish("run", &[&cache, "train.steps=2"], &[]);
-    let before = learnt(&run);
+    let before = trained(&run);
 
     let full = job.command(&[&cache], &["--resume"]);
     let line = format!("trap '' XFSZ; ulimit -f {KILOBYTES}; exec \"$@\"");
@@ -231,9 +231,9 @@ fn a_full_disk_leaves_the_checkpoint_before() {
     let words = said(&output);
     assert_eq!(output.status.code(), Some(1), "{words}");
     assert!(words.contains("step-000004") && words.contains("too large"), "{words}");
-    assert!(before == learnt(&run), "the checkpoint before is not what it was");
+    assert!(before == trained(&run), "the checkpoint before is not what it was");
 
     job.finish("run", &[&cache], &["--resume"]);
-    assert!(whole == learnt(&run), "other bytes than with room on the disk");
+    assert!(whole == trained(&run), "other bytes than with room on the disk");
     check_memory(&events(&run));
 }

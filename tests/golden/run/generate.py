@@ -110,7 +110,7 @@ lines = [json.dumps(event) for event in run(random.Random(7))]
 path = "stable-diffusion-3.5-medium" # fox.toml:2
 
 [data]
-images = "fox <24> pictures" # fox.toml:5
+images = "fox <24> images" # fox.toml:5
 trigger = "sks fox" # fox.toml:6
 validation = 3 # fox.toml:7
 

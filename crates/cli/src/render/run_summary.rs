@@ -1,20 +1,18 @@
 //! The last lines of a run: how it went, where everything is, and the command that uses what was trained.
 
-use std::fmt::Display;
 use std::path::Path;
 
 use machine::Bytes;
 use trainer::config::training_data::TrainingData;
-use trainer::config::{RawConfig, RunConfig, Switch};
+use trainer::config::{RawConfig, RunConfig};
 use trainer::event::figures::RunFigures;
 use trainer::event::history::{ExportRecord, History};
 use trainer::event::{BestCheckpoint, EndReason, EnergyUsed, RunEnd};
-use trainer::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
-use trainer::model::kind;
+use trainer::export::sample_command::{SampleCommand, sample_options};
 use trainer::report::format::number;
 
 use crate::render::progress::duration;
-use crate::text::{BOLD, DIM, TextPage, plural, quoted, thousands};
+use crate::text::{BOLD, DIM, TextPage, plural, thousands};
 
 /// What came of a run, as a page. `options` follow the command that uses it.
 pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[String]) -> String {
@@ -121,8 +119,8 @@ fn as_run(folder: &Path, config: &RunConfig) -> RunConfig {
     resolved.unwrap_or_else(|_| config.clone())
 }
 
-/// The command that draws, or writes, with what a job has trained, as its own samples were made; none if
-/// nothing was exported. Values that `hearth sample` takes anyway are left out.
+/// The command that samples from the result of a job, with the settings of its own samples; none if nothing was
+/// exported.
 fn sample_command(
     config: &RunConfig,
     exports: &[ExportRecord],
@@ -130,72 +128,29 @@ fn sample_command(
 ) -> Option<String> {
     let of_diffusers = exports.iter().find(|export| export.format == "diffusers");
     let export = of_diffusers.or(exports.first())?;
-    let path = config.output.folder.join(&export.path);
-    let mut words = ShellWords::default();
-    if export.format == MODEL {
-        words.add("--base", from_here(&path));
+    let path = from_here(&config.output.folder.join(&export.path));
+    let initial = config.output.folder.join("initial");
+    let base = from_here(if config.base.random_init { &initial } else { &config.base.path });
+    let rest = config.base.rest.as_deref().map(from_here);
+    let options = [sample_options(config), options.to_vec()].concat();
+    let (prompt, options) = (prompt(&config.data), &options[..]);
+    let command = if export.format == MODEL {
+        SampleCommand { base: &path, rest: None, adapter: None, prompt, options }
     } else {
-        let initial = config.output.folder.join("initial");
-        let base = if config.base.random_init { &initial } else { &config.base.path };
-        words.add("--base", from_here(base));
-        if let Some(rest) = &config.base.rest {
-            words.add("--rest", from_here(rest));
-        }
-        words.add("--adapter", from_here(&path));
-    }
-    words.add_unless("--dtype", config.base.dtype, "bf16");
-    if let Some(quantise) = &config.base.quantise {
-        words.add("--quantise", quantise);
-    }
-    let family = kind::family(&config.base.path).unwrap_or_else(DiffusionFamily::fallback);
-    words.how(&config.data, family.sampling);
-    words.0.extend(options.iter().map(|option| quoted(option)));
-    Some(format!("hearth sample {}", words.0.join(" ")))
+        let (rest, adapter) = (rest.as_deref(), Some(&path[..]));
+        SampleCommand { base: &base, rest, adapter, prompt, options }
+    };
+    Some(command.line())
 }
 
-/// Words of a command, for a shell.
-#[derive(Default)]
-struct ShellWords(Vec<String>);
-
-impl ShellWords {
-    fn add(&mut self, key: &str, value: impl Display) {
-        self.0.extend([key.into(), quoted(&value.to_string())]);
-    }
-
-    fn add_unless(&mut self, key: &str, value: impl Display, default: &str) {
-        let value = value.to_string();
-        if value != default {
-            self.add(key, value);
+/// The job's first prompt, else a usual one.
+fn prompt(data: &TrainingData) -> &str {
+    match data {
+        TrainingData::Images { data, sample } => {
+            sample.prompts.first().or(data.trigger.as_ref()).map_or("a photo", String::as_str)
         }
-    }
-
-    /// The first prompt of the job, and what its samples were made with.
-    fn how(&mut self, material: &TrainingData, usual: SamplingDefaults) {
-        match material {
-            TrainingData::Images { data, sample } => {
-                let prompt = sample.prompts.first().or(data.trigger.as_ref());
-                self.add("--prompt", prompt.map_or("a photo", String::as_str));
-                let side = data.resolution;
-                let size = match sample.prompts[..] {
-                    // Nobody thought of a size for samples; the model saw this one.
-                    [] => format!("{side}x{side}"),
-                    _ => format!("{}x{}", sample.size.width, sample.size.height),
-                };
-                self.add_unless("--size", size, &format!("{0}x{0}", usual.resolution));
-                self.add_unless("--steps", sample.steps, &usual.steps.to_string());
-                self.add_unless("--guidance", sample.guidance_scale, &usual.guidance.to_string());
-                self.add_unless("--negative", &sample.negative_prompt, "");
-            }
-            TrainingData::Texts { generate, .. } => {
-                let prompt = generate.prompts.first();
-                self.add("--prompt", prompt.map_or("Once upon a time", String::as_str));
-                self.add_unless("--max-tokens", generate.max_tokens, "200");
-                self.add_unless("--temperature", generate.temperature, "0.8");
-                if let Switch::On(top_k) = generate.top_k {
-                    self.add("--top-k", top_k);
-                }
-                self.add_unless("--top-p", generate.top_p, "0.95");
-            }
+        TrainingData::Texts { generate, .. } => {
+            generate.prompts.first().map_or("Once upon a time", String::as_str)
         }
     }
 }
@@ -241,7 +196,7 @@ mod tests {
             .replace("'it''s'", "\"it's\""),
             &diffusers[..1],
             Some(
-                r"hearth sample --base /sd3 --adapter '/my out/adapter/k' --dtype f32 --quantise nf4 --prompt 'it'\''s' --size 96x96 --steps 8 --guidance 2.5 --device cpu",
+                r"hearth sample --base /sd3 --adapter '/my out/adapter/k' --prompt 'it'\''s' --dtype f32 --quantise nf4 --size 96x96 --steps 8 --guidance 2.5 --device cpu",
             ),
         );
         check(

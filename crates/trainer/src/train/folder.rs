@@ -143,7 +143,7 @@ mod tests {
     /// The events of a run that has started, and more.
     fn journal(more: &str) -> String {
         let begun = r#"{"event":"begin","version":"","base":"","engine":"","from_step":0,"steps":1,
-            "images":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
+            "samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
             "limit_bytes":1,"time":0}"#;
         format!("{}\n{more}\n", begun.replace('\n', ""))
     }

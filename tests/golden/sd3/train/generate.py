@@ -1,7 +1,7 @@
 """Trains job.toml and own.toml by PyTorch, diffusers and PEFT, and records what came of it.
 
     pip install torch diffusers transformers peft safetensors pillow numpy
-    python generate.py           # draws pictures/, writes losses.txt, adapter.safetensors and own_losses.txt
+    python generate.py           # draws images/, writes losses.txt, adapter.safetensors and own_losses.txt
     python generate.py --check   # trains again and prints the differences from the recorded files
 
 The training is the plain loop of diffusers' train_dreambooth_lora_sd3.py: SD3Transformer2DModel with PEFT's
@@ -21,7 +21,7 @@ They are computed here anew, from this table:
 A draw is (batch << 16) | place in the batch, with batches counted over the whole run. The seed for a purpose
 is words 0 and 1 of stream 0x686561727468 + purpose of the job's seed.
 
-Two buckets with an odd number of pictures make batches of 1 and 2, so that what a picture counts in a step
+Two buckets with an odd number of images make batches of 1 and 2, so that what an image counts in a step
 that gathers two batches is checked as well.
 """
 import argparse
@@ -106,7 +106,7 @@ def seed_for(seed, purpose):
 
 
 def epoch_batches(sizes, batch, seed, epoch):
-    """The batches of an epoch, as lists of pictures."""
+    """The batches of an epoch, as lists of images."""
     drawn = iter(words(seed ^ ORDER, epoch, 4 * len(sizes)))
 
     def shuffle(items):
@@ -130,7 +130,7 @@ def epoch_batches(sizes, batch, seed, epoch):
 # --------------------------------------------------------------------------
 
 
-def draw_pictures(folder):
+def draw_images(folder):
     """Waves of colour; nothing of them matters but that they differ."""
     folder.mkdir(exist_ok=True)
     for number, ([width, height], caption) in enumerate(PICTURES):
@@ -141,7 +141,7 @@ def draw_pictures(folder):
         (folder / f"{number}.txt").write_text(caption)
 
 
-def read_pictures(folder):
+def read_images(folder):
     """Pixels from -1 to 1 [1, 3, H, W] and captions, in the order of names."""
     for path in sorted(folder.glob("*.png")):
         pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).float() / 127.5 - 1
@@ -178,7 +178,7 @@ class Trainer:
     def __init__(self, job):
         self.job = job
         self.pipeline = StableDiffusion3Pipeline.from_pretrained(HERE / job["base"]["path"], torch_dtype=torch.float32)
-        self.samples = [self.encode(*picture) for picture in read_pictures(HERE / job["data"]["images"])]
+        self.samples = [self.encode(*image) for image in read_images(HERE / job["data"]["images"])]
         self.parameters = trained_parameters(self.pipeline.transformer, job)
 
     @torch.no_grad()
@@ -188,7 +188,7 @@ class Trainer:
         return self.pipeline.vae.encode(pixels).latent_dist, tokens, pooled, pixels.shape[-1:-3:-1]
 
     def batch(self, number):
-        """The pictures of a batch, counted over the whole run."""
+        """The images of a batch, counted over the whole run."""
         sizes = [size for *_, size in self.samples]
         job, epoch = self.job["train"], 0
         while True:
@@ -198,7 +198,7 @@ class Trainer:
             number, epoch = number - len(batches), epoch + 1
 
     def noisy(self, index, draw):
-        """What the model sees of a picture, what it is to find, and how noisy it is."""
+        """What the model sees of an image, what it is to find, and how noisy it is."""
         job, vae, scheduler = self.job["train"], self.pipeline.vae.config, self.pipeline.scheduler
         distribution = self.samples[index][0]
         mean = distribution.mean
@@ -267,7 +267,7 @@ def main():
     check = parser.parse_args().check
     assert words(0, 0, 4).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], "not Philox"
     if not check:
-        draw_pictures(HERE / "pictures")
+        draw_images(HERE / "images")
     for job, file in [("job.toml", "losses.txt"), ("own.toml", "own_losses.txt")]:
         trainer = Trainer(tomllib.loads((HERE / job).read_text()))
         record_losses(trainer.train(), HERE / file, check)

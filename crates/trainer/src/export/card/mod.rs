@@ -21,8 +21,10 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use self::hub::hub_name;
+pub(super) use self::text::shell;
 use self::text::{code, plain, yaml};
 use self::usage::{ImageUsage, usage};
+use super::sample_command::sample_options;
 use crate::config::RunConfig;
 use crate::config::training_data::SEQUENCE;
 use crate::error::Result;
@@ -41,6 +43,8 @@ pub struct ModelCard {
     pub author: Option<String>,
     /// The base's path, as in the job.
     pub base: String,
+    /// Options of `hearth sample`.
+    pub sample_options: Vec<String>,
     /// Sampling settings of an image model.
     pub usage: Option<ImageUsage>,
     /// The hub's name of the licence; without one that of the base applies.
@@ -83,6 +87,7 @@ impl ModelCard {
             name: config.output.name.as_str().into(),
             author: config.output.author.clone(),
             base: config.base.path.display().to_string(),
+            sample_options: sample_options(config),
             usage: ImageUsage::of(config),
             license: config.output.license.clone(),
             trigger: config.data.images().ok().and_then(|(data, _)| data.trigger.clone()),

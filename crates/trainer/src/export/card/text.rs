@@ -52,7 +52,7 @@ pub fn python(text: &str) -> String {
 
 /// One word of a shell's line.
 pub fn shell(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         return text.into();
     }

@@ -9,6 +9,7 @@ use super::hub::{hub_name, is_gguf};
 use super::text::{code, python, shell};
 use crate::config::RunConfig;
 use crate::config::sample::SampleConfig;
+use crate::export::sample_command::SampleCommand;
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::text::TextEncoderSettings;
 use crate::model::kind;
@@ -162,27 +163,23 @@ fn peft(facts: &ModelCard, file: &Path) -> String {
 }
 
 fn hearth(facts: &ModelCard, file: &Path) -> String {
-    let adapter = shell(&file.display().to_string());
-    let base = facts.base_name();
+    let (adapter, base) = (file.display().to_string(), facts.base_name());
     // hearth reads folders, and the hub's tools name them so.
-    let base = shell(base.rsplit('/').next().unwrap_or(&base));
-    let rest = facts.usage.as_ref().and_then(|image_usage| image_usage.rest.as_ref());
+    let base = base.rsplit('/').next().unwrap_or(&base);
+    let rest = facts.usage.as_ref().and_then(|image_usage| image_usage.rest.as_deref());
+    let command = SampleCommand {
+        base,
+        rest,
+        adapter: Some(&adapter),
+        prompt: facts.prompt(),
+        options: &facts.sample_options,
+    };
     let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
-    let how = facts.usage.as_ref().map_or_else(String::new, |ImageUsage { sample, .. }| {
-        let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;
-        let mut how = format!(
-            " \\\n  --size {}x{} --steps {steps} --guidance {guidance_scale}",
-            size.width, size.height
-        );
-        if !negative_prompt.is_empty() {
-            _ = write!(how, " --negative {}", shell(negative_prompt));
-        }
-        how
-    });
     format!(
-        "### hearth\n\n```sh\nhearth sample --base {base}{rest} --adapter {adapter} --prompt {}{how}\n\
-         # for another program:\n\
-         hearth export {adapter} --base {base}{rest} --out for-others\n```\n\n",
-        shell(facts.prompt()),
+        "### hearth\n\n```sh\n{}\n# for another program:\n\
+         hearth export {} --base {}{rest} --out for-others\n```\n\n",
+        command.line(),
+        shell(&adapter),
+        shell(base),
     )
 }

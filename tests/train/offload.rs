@@ -1,5 +1,5 @@
-//! Frozen blocks that stay in main memory and come to the device one by one: the same bits as without,
-//! in less of the device's memory and in as much as was planned. On the CPU, where it gains nothing.
+//! Block offloading: the same bits as without, in less device memory and in as much as was planned. On the CPU,
+//! where it gains nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use trainer::event::Event;
 use trainer::text::Tokenizer;
 
-use super::{Job, check_memory, events, learnt, losses};
+use super::{Job, check_memory, events, losses, trained};
 use crate::{printed, text};
 
 fn validations(events: &[Event]) -> Vec<f64> {
@@ -23,18 +23,18 @@ fn validations(events: &[Event]) -> Vec<f64> {
 }
 
 /// Compares two runs that differ in where the blocks are.
-fn check(plain: &Path, streamed: &Path) {
-    let [plain, streamed] = [plain, streamed].map(events);
+fn check(plain: &Path, offloaded: &Path) {
+    let [plain, offloaded] = [plain, offloaded].map(events);
     assert!(losses(&plain).len() > 2);
-    assert_eq!(losses(&plain), losses(&streamed));
-    assert_eq!(validations(&plain), validations(&streamed));
-    let [taken, planned] = check_memory(&streamed);
+    assert_eq!(losses(&plain), losses(&offloaded));
+    assert_eq!(validations(&plain), validations(&offloaded));
+    let [taken, planned] = check_memory(&offloaded);
     assert_eq!(taken, planned);
     assert!(taken < check_memory(&plain)[0]);
 }
 
 #[test]
-fn images_are_learnt_the_same() {
+fn image_models_train_the_same() {
     let job = Job::new();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
     let base = format!("base.path={}", text(&demo));
@@ -44,26 +44,26 @@ fn images_are_learnt_the_same() {
         &["train.recompute=block", "base.dtype=bf16", "adapter.kind=dora"],
     ];
     for (index, way) in ways.into_iter().enumerate() {
-        let [plain, streamed] = ["none", "blocks"].map(|stream| {
-            let stream = &format!("machine.offload={stream}");
-            let set = [&[&base[..], stream, "train.steps=3", "output.save_every=3"], way].concat();
-            job.finish(&format!("{index}-{stream}"), &set, &[])
+        let [plain, offloaded] = ["none", "blocks"].map(|offload| {
+            let offload = &format!("machine.offload={offload}");
+            let set = [&[&base[..], offload, "train.steps=3", "output.save_every=3"], way].concat();
+            job.finish(&format!("{index}-{offload}"), &set, &[])
         });
-        check(&plain, &streamed);
-        assert!(learnt(&plain) == learnt(&streamed), "{way:?}");
+        check(&plain, &offloaded);
+        assert!(trained(&plain) == trained(&offloaded), "{way:?}");
     }
     let decided = fs::read_to_string(job.path("0-machine.offload=blocks/config.toml")).unwrap();
     assert!(decided.contains("offload = \"blocks\""), "{decided}");
 }
 
 #[test]
-fn a_run_goes_on_where_blocks_are_elsewhere() {
+fn a_run_resumes_with_blocks_elsewhere() {
     let job = Job::new();
     let set = |steps| ["machine.offload=blocks", steps];
     job.finish("run", &set("train.steps=2"), &[]);
     let resumed = job.finish("run", &["train.steps=4"], &["--resume"]);
     let whole = job.finish("whole", &set("train.steps=4"), &[]);
-    assert!(learnt(&resumed) == learnt(&whole));
+    assert!(trained(&resumed) == trained(&whole));
 }
 
 /// The language model of the golden files with seven blocks instead of two, each of them there again.
@@ -116,15 +116,15 @@ save_every = 'off'
 ";
 
 #[test]
-fn texts_are_learnt_the_same() {
+fn language_models_train_the_same() {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path());
     let job = folder.path().join("job.toml");
     fs::write(&job, TEXTS).unwrap();
     for quantise in ["none", "nf4"] {
-        let [plain, second, all] = ["none", "alternate", "blocks"].map(|stream| {
-            let out = folder.path().join(format!("{quantise}-{stream}"));
-            let set = [format!("machine.offload={stream}"), format!("base.quantise={quantise}")];
+        let [plain, second, all] = ["none", "alternate", "blocks"].map(|offload| {
+            let out = folder.path().join(format!("{quantise}-{offload}"));
+            let set = [format!("machine.offload={offload}"), format!("base.quantise={quantise}")];
             let set = set.iter().flat_map(|value| ["--set", value]);
             let words = ["train", text(&job), "--out", text(&out), "--quiet"];
             printed(&words.into_iter().chain(set).collect::<Vec<_>>());
@@ -140,7 +140,7 @@ fn texts_are_learnt_the_same() {
 }
 
 #[test]
-fn what_is_trained_does_not_stream() {
+fn trained_blocks_are_not_offloaded() {
     let job = Job::new();
     job.remove("[adapter]\nrank = 4\n");
     let words = job.fail(&["machine.offload=blocks", "adapter.kind=full"], &[]);

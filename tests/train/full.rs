@@ -1,4 +1,4 @@
-//! Training all of a model's own weights, from its own or from random ones.
+//! Full fine-tunes, from the base's weights or from scratch.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::{printed, text};
 
 const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
 
-/// A model folder that can be drawn with comes of it, and a break changes nothing.
+/// The result is a model folder that can be sampled from, and an interruption changes nothing.
 fn check(fresh: &str) {
     let job = Job::new();
     let set = ["adapter.kind=full", fresh, "train.steps=4", "train.batch_size=1", "train.ema=0.9"];
@@ -49,12 +49,12 @@ fn check(fresh: &str) {
 }
 
 #[test]
-fn a_model_goes_on_learning() {
+fn a_model_is_fine_tuned() {
     check("base.random_init=false");
 }
 
 #[test]
-fn a_model_learns_from_nothing() {
+fn a_model_is_trained_from_scratch() {
     check("base.random_init=true");
 }
 
@@ -65,32 +65,32 @@ fn a_single_file_is_refused_before_anything_is_trained() {
     let base = format!("base.path='{}'", at("single/pipeline.safetensors"));
     let rest = format!("base.rest='{}'", at("pipeline"));
     let words = job.fail(&["adapter.kind=full", &base, &rest], &[]);
-    assert!(words.contains("in a folder, not in one file"), "{words}");
+    assert!(words.contains("a full fine-tune needs a model folder"), "{words}");
     assert!(!job.path("run/cache").exists());
 }
 
 /// Weight of the adapter in the reference data: alpha is twice the rank.
 const SCALE: f32 = 2.0;
 
-/// What a model says that it does not use is what gets no gradient, with one attention in a block or two.
+/// The parameters that a model lists as unused are those without a gradient, with one attention in a block or two.
 #[test]
-fn what_is_not_used_is_what_has_no_gradient() {
+fn unused_parameters_have_no_gradient() {
     for (model, expected) in [("sd3", "transformer_blocks.1"), ("sd35", "transformer_blocks.2")] {
         let (mut adapters, gradients, _) = backward(model);
-        let is_still = |gradient: Option<&Tensor>| {
+        let is_zero = |gradient: Option<&Tensor>| {
             gradient.is_none_or(|gradient| to_vec(gradient).unwrap().iter().all(|g| *g == 0.0))
         };
-        let own = adapters.full_params.iter().filter(|(_, key)| is_still(gradients.get(*key)));
-        let mut still: Vec<String> = own.map(|(name, _)| name.clone()).collect();
-        still.sort();
+        let own = adapters.full_params.iter().filter(|(_, key)| is_zero(gradients.get(*key)));
+        let mut zero: Vec<String> = own.map(|(name, _)| name.clone()).collect();
+        zero.sort();
         adapters.unused.sort();
-        assert_eq!(still, adapters.unused, "{model}");
-        assert!(still.iter().all(|name| name.starts_with(expected)), "{still:?}");
-        assert!(still.contains(&format!("{expected}.attn.add_q_proj.weight")), "{still:?}");
+        assert_eq!(zero, adapters.unused, "{model}");
+        assert!(zero.iter().all(|name| name.starts_with(expected)), "{zero:?}");
+        assert!(zero.contains(&format!("{expected}.attn.add_q_proj.weight")), "{zero:?}");
     }
 }
 
-/// An adapter's product is part of the weight, W = W₀ + s·B·A, so that the reference's gradients of A
+/// The adapter is merged into the weight, W = W₀ + s·B·A, so that the reference's gradients of A
 /// and B follow from that of W: dB = s·dW·Aᵀ and dA = s·Bᵀ·dW.
 #[test]
 fn gradients_of_weights_are_those_that_the_adapters_imply() {
@@ -99,17 +99,17 @@ fn gradients_of_weights_are_those_that_the_adapters_imply() {
         let Some((module, down, up)) = reference.adapter(name) else { continue };
         let gradient = Matrix::of(gradients.get(*key).unwrap());
         for (part, implied) in
-            [("B", gradient.times(&down.turned())), ("A", up.turned().times(&gradient))]
+            [("B", gradient.times(&down.transposed())), ("A", up.transposed().times(&gradient))]
         {
-            let recorded = reference.numbers(&format!("grad.{module}.{part}"));
-            let implied: Vec<f32> = implied.numbers.iter().map(|number| SCALE * number).collect();
+            let recorded = reference.values(&format!("grad.{module}.{part}"));
+            let implied: Vec<f32> = implied.values.iter().map(|number| SCALE * number).collect();
             let apart = relative_error(&recorded, &implied);
             assert!(apart < 2e-5, "{module} {part}: {apart:e}");
         }
     }
 }
 
-/// A model whose own weights, with the recorded adapter in them, are trained, and their gradients.
+/// A full fine-tune of a model with the recorded adapter merged, and its gradients.
 fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let folder = golden().join("models").join(model);
     let reference = Reference(Catalog::open(&folder.join("golden.safetensors")).unwrap());
@@ -126,14 +126,15 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
 
     let tape = Tape::training(&device, &adapters.params, 0);
     let tensor = |name: &str| reference.tensor(&device, name);
-    let level = |timestep: &f32| Timestep { sigma: timestep / 1000.0, t: *timestep };
-    let levels: Vec<Timestep> = reference.numbers("in.timestep").iter().map(level).collect();
+    let timestep_of = |timestep: &f32| Timestep { sigma: timestep / 1000.0, t: *timestep };
+    let timesteps: Vec<Timestep> =
+        reference.values("in.timestep").iter().map(timestep_of).collect();
     let (tokens, pooled) = (tensor("in.encoder_hidden_states"), tensor("in.pooled_projections"));
     let condition = &Conditions::from_tensors([(TOKENS, tokens), (POOLED, pooled)]);
     let latents = &tensor("in.hidden_states");
-    let input = DenoiserInput { latents, timesteps: &levels, condition, guidance: None };
+    let input = DenoiserInput { latents, timesteps: &timesteps, condition, guidance: None };
     let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
-    let weights = vec![1.0; levels.len()];
+    let weights = vec![1.0; timesteps.len()];
     let target = model.patchify(&tape, tensor("target")).unwrap();
     let loss = predicted.loss(&tape, &target, &weights).unwrap();
     let mut gradients = Gradients::default();
@@ -145,7 +146,7 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
 struct Reference(Catalog);
 
 impl Reference {
-    fn numbers(&self, name: &str) -> Vec<f32> {
+    fn values(&self, name: &str) -> Vec<f32> {
         let tensor = self.0.find(name).unwrap();
         load_f32(&self.0, tensor, 0..tensor.numel()).unwrap()
     }
@@ -153,7 +154,7 @@ impl Reference {
     fn tensor(&self, device: &Device, name: &str) -> Tensor {
         let shape = &self.0.find(name).unwrap().shape;
         let sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
-        device.upload(Shape::new(&sizes), &self.numbers(name)).unwrap()
+        device.upload(Shape::new(&sizes), &self.values(name)).unwrap()
     }
 
     /// A layer's name, A and B, if the tensor is the weight of one that has an adapter.
@@ -162,19 +163,19 @@ impl Reference {
         let part = |part: &str| {
             let name = format!("lora.{module}.{part}");
             let columns = *self.0.find(&name).ok()?.shape.last()? as usize;
-            Some(Matrix { numbers: self.numbers(&name), columns })
+            Some(Matrix { values: self.values(&name), columns })
         };
         Some((module.to_owned(), part("A")?, part("B")?))
     }
 
-    /// Adds the adapters' products to the weights; returns to how many.
+    /// Merges the adapters into the weights; returns into how many.
     fn merge_into(&self, adapters: &mut Adapters) -> usize {
         let mut n = 0;
         // They are parameters in the order of their names.
         let values = adapters.params.values_mut().unwrap();
         for ((name, _), value) in adapters.full_params.iter().zip(values) {
             let Some((_, down, up)) = self.adapter(name) else { continue };
-            let added = up.times(&down).numbers;
+            let added = up.times(&down).values;
             let merged: Vec<f32> = to_vec(value)
                 .unwrap()
                 .iter()
@@ -190,30 +191,30 @@ impl Reference {
 
 /// Row by row.
 struct Matrix {
-    numbers: Vec<f32>,
+    values: Vec<f32>,
     columns: usize,
 }
 
 impl Matrix {
     fn of(tensor: &Tensor) -> Self {
         let columns = *tensor.shape().sizes().last().unwrap();
-        Self { numbers: to_vec(tensor).unwrap(), columns }
+        Self { values: to_vec(tensor).unwrap(), columns }
     }
 
-    fn turned(&self) -> Self {
-        let rows = self.numbers.len() / self.columns;
-        let column = |at: usize| self.numbers.iter().skip(at).step_by(self.columns).copied();
-        Self { numbers: (0..self.columns).flat_map(column).collect(), columns: rows }
+    fn transposed(&self) -> Self {
+        let rows = self.values.len() / self.columns;
+        let column = |at: usize| self.values.iter().skip(at).step_by(self.columns).copied();
+        Self { values: (0..self.columns).flat_map(column).collect(), columns: rows }
     }
 
     fn times(&self, other: &Self) -> Self {
-        let other = other.turned();
+        let other = other.transposed();
         let dot = |a: &[f32], b: &[f32]| -> f32 {
             a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
         };
-        let rows = self.numbers.chunks(self.columns);
-        let numbers =
-            rows.flat_map(|row| other.numbers.chunks(other.columns).map(move |c| dot(row, c)));
-        Self { numbers: numbers.collect(), columns: other.numbers.len() / other.columns }
+        let rows = self.values.chunks(self.columns);
+        let values =
+            rows.flat_map(|row| other.values.chunks(other.columns).map(move |c| dot(row, c)));
+        Self { values: values.collect(), columns: other.values.len() / other.columns }
     }
 }
