@@ -203,7 +203,8 @@ fn what_goes_wrong_is_reported() {
     assert!(error.starts_with("no GPU is gpu:99, there are: "), "{error}");
     let kind = DeviceKind::Gpu { buffer_bytes: 1 << 20, tensor_bytes: 1 << 10 };
     let error = Device::meta(kind, 1 << 30).alloc([1 << 10], Dtype::F32).err().unwrap().to_string();
-    let message = "a tensor of 4096 bytes is larger than this GPU lets a kernel see, 1024 bytes";
+    let message =
+        "a tensor of 4.0 KiB is larger than the largest buffer binding of this GPU, 1.0 KiB";
     assert_eq!(error, message);
     let Some(device) = software(1 << 16) else { return };
     let tensor = device.zeros([8], Dtype::F32).unwrap();
