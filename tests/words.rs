@@ -75,10 +75,10 @@ fn words_of(line: &str) -> String {
 
 /// One of [`WORDS`] in a line, also with an ending of grammar.
 fn foreign_word(line: &str) -> Option<(&'static str, &'static str)> {
-    // Words that the field has too.
+    // Words that the field has too, and a method of Rust's iterators.
     let words = ["dot product", "inner product", "outer product", "multiprocessor"]
         .iter()
-        .fold(words_of(line), |words, term| words.replace(term, ""));
+        .fold(words_of(&line.replace(".product()", "")), |words, term| words.replace(term, ""));
     let stands = |word: &str| {
         ["", "s", "d", "ed"].iter().any(|ending| words.contains(&format!(" {word}{ending} ")))
     };

@@ -1,4 +1,4 @@
-"""The models of crates/trainer/src/cases.rs in diffusers, transformers and PEFT, as
+"""The models of crates/trainer/src/bench/cases.rs in diffusers, transformers and PEFT, as
 `hearth bench models --python` runs them.
 
     python models.py '{"model": "sd3-mid", "dtype": "f32", "repeats": 5, "threads": 2}'

@@ -1,4 +1,4 @@
-"""The benchmark job of crates/trainer/src/workload.rs in PyTorch, as `hearth bench peers` runs it.
+"""The benchmark job of crates/trainer/src/bench/workload.rs in PyTorch, as `hearth bench peers` runs it.
 
     python step.py '{"config": "cpu-small", "width": 512, "n_blocks": 8, "tokens": 320, "samples": 4,
                      "dtype": "f32", "recompute": "none", "compile": false, "steps": 10, "threads": 2}'

@@ -4,7 +4,7 @@
                      "kv_heads": 12, "length": 512, "batch": 4, "dtype": "f32", "recompute": "none",
                      "compile": false, "device": "cpu", "steps": 5, "threads": 2}'
 
-Weights and the optimizer's state are f32; with bf16, products are computed in it (autocast), which is
+Weights and the optimizer's state are f32; with bf16, matmuls are computed in it (autocast), which is
 how such models are trained. Prints one JSON object with the figures that `hearth bench text --json` prints.
 """
 import json

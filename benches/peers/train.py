@@ -1,10 +1,10 @@
 """The job of `hearth bench train` in diffusers, transformers, PEFT and PyTorch, as diffusers' own
-training script for SD3 does it: pictures and captions are encoded once, then adapters are trained.
+training script for SD3 does it: images and captions are encoded once, then adapters are trained.
 
     python train.py '{"part": "encode", "folder": "FOLDER", "dtype": "f32", "resolution": 128, "batch": 4,
                       "steps": 20, "threads": 2}'
 
-FOLDER has `model` and `pictures`; `"part": "encode"` writes `peer.safetensors` there, which
+FOLDER has `model` and `images`; `"part": "encode"` writes `peer.safetensors` there, which
 `"part": "train"` reads. Prints one JSON object with the figures that hearth prints for the same part.
 """
 import json
@@ -36,7 +36,7 @@ def encode(job, folder, dtype):
     vae = AutoencoderKL.from_pretrained(model / "vae", torch_dtype=torch.float32)
     # What is not needed is not held.
     del vae.decoder
-    paths = sorted((folder / "pictures").glob("*.png"))
+    paths = sorted((folder / "images").glob("*.png"))
     for path in paths:
         with Image.open(path) as picture:
             picture = picture.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
@@ -111,10 +111,10 @@ def main(job):
         before = status("VmRSS")
         for step in range(WARM_UP + job["steps"] if is_training else 1):
             wall, cpu = time.perf_counter(), time.process_time()
-            pictures = next(work)
+            images = next(work)
             if step >= WARM_UP or not is_training:
-                walls.append((time.perf_counter() - wall) * 1e3 / (pictures or 1))
-                cpus.append((time.process_time() - cpu) * 1e3 / job["threads"] / (pictures or 1))
+                walls.append((time.perf_counter() - wall) * 1e3 / (images or 1))
+                cpus.append((time.process_time() - cpu) * 1e3 / job["threads"] / (images or 1))
     print(json.dumps({
         "ms_median": statistics.median(walls), "cpu_ms_median": statistics.median(cpus),
         "rss_peak_bytes": status("VmHWM"), "rss_before_bytes": before, "version": torch.__version__,

@@ -294,7 +294,7 @@ impl Drop for BlockSwapInner {
 impl fmt::Debug for BlockSwap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n_offloaded = self.0.blocks.iter().filter(|block| block.bytes > 0).count();
-        write!(f, "a ring of {n_offloaded} blocks of {}", self.0.blocks.len())
+        write!(f, "{n_offloaded} offloaded blocks of {}", self.0.blocks.len())
     }
 }
 
@@ -307,16 +307,16 @@ impl<'m> Tape<'m> {
         index: usize,
         run: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(ring) = block_swap else { return run() };
-        let n = ring.0.blocks.len();
+        let Some(block_swap) = block_swap else { return run() };
+        let n = block_swap.0.blocks.len();
         // Without a backward pass, the first block is needed again after the last.
         let again = if self.is_training() { 0 } else { index };
-        ring.enter(index, (index + 1..n).chain(0..again));
+        block_swap.enter(index, (index + 1..n).chain(0..again));
         let n_records = self.n_records();
         let made = run()?;
         if self.n_records() > n_records {
             self.push_record("block", move |_| {
-                ring.enter(index, (0..index).rev());
+                block_swap.enter(index, (0..index).rev());
                 Ok(())
             });
         }
@@ -362,7 +362,8 @@ mod tests {
             let sizes = [vec![4 * WIDTH * WIDTH, 4 * WIDTH], Quantised::sizes(matrix.into(), how)];
             let sizes = |index| if streams(index) { sizes.concat() } else { Vec::new() };
             let sizes: Vec<_> = (0..BLOCKS).map(sizes).collect();
-            let ring = (0..BLOCKS).any(streams).then(|| BlockSwap::new(device, &sizes).unwrap());
+            let block_swap =
+                (0..BLOCKS).any(streams).then(|| BlockSwap::new(device, &sizes).unwrap());
             let tensor = |input: &Input| upload(device, input, Dtype::F32);
             let blocks = (0..BLOCKS).map(|index| {
                 let input = |shape: &[usize], seed| {
@@ -372,18 +373,18 @@ mod tests {
                 let quantised = Quantised::new(&tensor(&input(&matrix, 3)), how).unwrap();
                 let lora = [[2, WIDTH], [WIDTH, 2]].map(|shape| input(&shape, 4));
                 let lora = lora.map(|input| params.add(tensor(&input)));
-                let home = ring.as_ref().filter(|ring| ring.is_offloaded(index));
+                let home = block_swap.as_ref().filter(|block_swap| block_swap.is_offloaded(index));
                 let offload = |tensor: Tensor| match home {
-                    Some(ring) => ring.offload(index, &tensor).unwrap(),
+                    Some(block_swap) => block_swap.offload(index, &tensor).unwrap(),
                     None => tensor,
                 };
                 let quantised = match home {
-                    Some(ring) => quantised.offload(ring, index).unwrap(),
+                    Some(block_swap) => quantised.offload(block_swap, index).unwrap(),
                     None => quantised,
                 };
                 Layer { dense: offload(dense).into(), bias: offload(bias).into(), quantised, lora }
             });
-            Self { blocks: blocks.collect(), block_swap: ring }
+            Self { blocks: blocks.collect(), block_swap }
         }
 
         fn forward<'m>(&'m self, tape: &Tape<'m>, x: &Tensor, recompute: bool) -> Result<Var> {
@@ -497,10 +498,10 @@ mod tests {
     fn the_next_block_is_copied_while_others_are_computed() {
         let meta = Device::meta(crate::DeviceKind::cpu(2), usize::MAX / 2);
         let sizes: Vec<Vec<usize>> = (0..7).map(|index| vec![64; index % 2]).collect();
-        let ring = BlockSwap::new(&meta, &sizes).unwrap();
+        let block_swap = BlockSwap::new(&meta, &sizes).unwrap();
         let there = |block: usize, then: Vec<usize>| {
-            ring.enter(block, then);
-            let state = ring.state();
+            block_swap.enter(block, then);
+            let state = block_swap.state();
             let mut there: Vec<usize> = state.slots.iter().filter_map(|it| it.block).collect();
             there.sort_unstable();
             there
@@ -516,8 +517,8 @@ mod tests {
     #[test]
     fn what_is_written_after_a_copy_is_copied_again() {
         let device = device();
-        let ring = BlockSwap::new(&device, &[vec![8], vec![8]]).unwrap();
-        let mut tensor = ring.alloc(0, [8], Dtype::U8);
+        let block_swap = BlockSwap::new(&device, &[vec![8], vec![8]]).unwrap();
+        let mut tensor = block_swap.alloc(0, [8], Dtype::U8);
         for byte in [1, 2] {
             fill_all(vec![&mut tensor], |_, parts| -> Result<()> {
                 let part = parts.into_iter().next().unwrap();
@@ -527,7 +528,7 @@ mod tests {
                 })
             })
             .unwrap();
-            ring.enter(0, Some(1));
+            block_swap.enter(0, Some(1));
             // A copy is made of what the device has.
             let copy = tensor.clone().into_unique().unwrap();
             assert_eq!(copy.to_vec::<u8>(), [byte; 8]);

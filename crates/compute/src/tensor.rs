@@ -62,7 +62,9 @@ impl TensorStorage {
     fn offset(&self) -> usize {
         match &self.location {
             StorageLocation::Arena(offset) => *offset,
-            StorageLocation::BlockSwap(ring, block, start) => ring.offset(*block) + start,
+            StorageLocation::BlockSwap(block_swap, block, start) => {
+                block_swap.offset(*block) + start
+            }
         }
     }
 }
@@ -206,8 +208,8 @@ impl Tensor {
     }
 
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
-        if let StorageLocation::BlockSwap(ring, block, start) = &self.storage.location {
-            bytes.copy_from_slice(ring.host_data(*block, start + self.start, bytes.len()));
+        if let StorageLocation::BlockSwap(block_swap, block, start) = &self.storage.location {
+            bytes.copy_from_slice(block_swap.host_data(*block, start + self.start, bytes.len()));
             return Ok(());
         }
         match self.device().backend() {
@@ -291,11 +293,11 @@ impl Tensor {
     /// If it is shared, or not offloaded.
     pub(crate) fn host_data_mut(&mut self) -> &mut [u8] {
         assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
-        let StorageLocation::BlockSwap(ring, block, start) = &self.storage.location else {
+        let StorageLocation::BlockSwap(block_swap, block, start) = &self.storage.location else {
             panic!("a tensor on the device was read as an offloaded one")
         };
         // SAFETY: nobody shares the tensor, and this borrow is exclusive.
-        unsafe { ring.host_data_mut(*block, start + self.start, self.bytes()) }
+        unsafe { block_swap.host_data_mut(*block, start + self.start, self.bytes()) }
     }
 
     /// Its bytes, where the CPU writes them.

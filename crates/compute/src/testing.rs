@@ -224,8 +224,8 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
         None => machines[..count].iter().map(on).collect(),
         Some(_) => vec![run(&this(2))],
     };
-    if let Some(card) = test_gpu() {
-        let devices = [(); 2].map(|()| open_gpu(card, LIMIT));
+    if let Some(gpu) = test_gpu() {
+        let devices = [(); 2].map(|()| open_gpu(gpu, LIMIT));
         let [ours, again] = devices.each_ref().map(run);
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
         let meta = run(&Device::meta(devices[0].kind(), LIMIT));
@@ -239,16 +239,16 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
 /// would take minutes. Errors are as in [`check`].
 pub fn check_gpu(inputs: &[Input], slack: f64, op: Forward<'_>) {
     const LIMIT: usize = 1 << 28;
-    let Some(card) = test_gpu() else { return };
+    let Some(gpu) = test_gpu() else { return };
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
-        let [ours, again] = [(); 2].map(|()| run_op(&open_gpu(card, LIMIT), dtype, &inputs, op));
+        let [ours, again] = [(); 2].map(|()| run_op(&open_gpu(gpu, LIMIT), dtype, &inputs, op));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
-        let fast = match card {
+        let fast = match gpu {
             TestGpu::Cuda(index) => {
                 Device::cuda(index, LIMIT, false, Some(Box::new(TestKernelCache))).unwrap()
             }
-            TestGpu::Gpu(_) => open_gpu(card, LIMIT),
+            TestGpu::Gpu(_) => open_gpu(gpu, LIMIT),
         };
         let fast = run_op(&fast, dtype, &inputs, op);
         let exact = run_op(&Device::cpu(4, LIMIT).unwrap(), Dtype::F32, &inputs, op);
@@ -542,7 +542,7 @@ pub fn expect_not_hidden(shape: impl Into<Shape>, op: impl Fn(&Tape<'_>, &Var) -
 /// A device for a test that needs no more than one.
 pub fn device() -> Device {
     match test_gpu() {
-        Some(card) => open_gpu(card, 1 << 28),
+        Some(gpu) => open_gpu(gpu, 1 << 28),
         None => Device::cpu(2, 1 << 26).unwrap(),
     }
 }

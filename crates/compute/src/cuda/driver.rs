@@ -187,14 +187,13 @@ impl CudaContext {
             status => functions.check("cuInit", status)?,
         }
         let device = functions.device(index)?;
-        let card = functions.device_props(device)?;
+        let props = functions.device_props(device)?;
         let mut context = null_mut();
         // SAFETY: writes one handle through a valid pointer.
         let status = unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         functions.check("cuDevicePrimaryCtxRetain", status)?;
         let (stream, copies) = (null_mut(), null_mut());
-        let mut driver =
-            Self { functions, device, context, stream, copy_stream: copies, props: card };
+        let mut driver = Self { functions, device, context, stream, copy_stream: copies, props };
         driver.bind()?;
         (driver.stream, driver.copy_stream) = (driver.new_stream()?, driver.new_stream()?);
         Ok(driver)

@@ -108,7 +108,7 @@ fn add_matmul(sums: Tile, rows: Tile, columns: Tile) -> Tile {
                 sums.d + (columns.b * rows.c + columns.d * rows.d));
 }
 
-// A line of a tile, and the tile with another in its place. By number, so that texts that go through all
+// A line of a tile, and the tile with another in its place. By number, so that loops over all
 // lines are short; compilers for GPUs unroll their loops.
 fn line_of(t: Tile, i: u32) -> Eight {
     let is_odd = (i & 1u) == 1u;

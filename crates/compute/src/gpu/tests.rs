@@ -99,7 +99,7 @@ fn every_kernel_translates_to_metal() {
     let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
     for path in sources(&root) {
         let path_name = path.strip_prefix(&root).unwrap().display();
-        for (version, text) in texts(&path) {
+        for (version, text) in full_sources(&path) {
             table += &kernels(&text, &format!("{path_name}{version}"));
         }
     }
@@ -107,7 +107,7 @@ fn every_kernel_translates_to_metal() {
 }
 
 /// The whole source of a file: sources of a folder may begin with what they share, and matmul has two versions.
-fn texts(path: &Path) -> Vec<(&'static str, String)> {
+fn full_sources(path: &Path) -> Vec<(&'static str, String)> {
     let read = |names: &[&str]| -> String {
         names.iter().map(|name| fs::read_to_string(path.with_file_name(name)).unwrap()).collect()
     };

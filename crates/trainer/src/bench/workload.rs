@@ -98,12 +98,9 @@ impl WeightInit for RandomWeightInit<'_> {
         match name.rsplit('.').next() {
             Some("qn" | "kn") => self.device.upload(shape, &vec![1.0f32; shape.elements()]),
             _ if std == 0.0 => self.device.zeros(shape, dtype),
-            _ => self.device.normal(
-                shape,
-                dtype,
-                std,
-                RandomSequence::new(self.seed, self.sequence),
-            ),
+            _ => {
+                self.device.normal(shape, dtype, std, RandomSequence::new(self.seed, self.sequence))
+            }
         }
     }
 }

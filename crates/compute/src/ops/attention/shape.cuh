@@ -1,5 +1,4 @@
-// What all of attention's kernels are told of its sizes, and which keys a query sees. Their texts begin with
-// this.
+// The sizes that all attention kernels get, and which keys a query sees. Their sources begin with this.
 
 struct Shape {
     u64 queries, keys, heads, kv_heads, d;

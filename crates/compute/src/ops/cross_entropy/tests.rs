@@ -225,12 +225,12 @@ fn without_gradients_a_piece_of_the_logits_is_enough() {
 
 #[test]
 fn rows_fill_their_room() {
-    let (cpu, card) = (DeviceKind::cpu(1), DeviceKind::Cuda { is_deterministic: false });
+    let (cpu, gpu) = (DeviceKind::cpu(1), DeviceKind::Cuda { is_deterministic: false });
     for vocabulary in [1, 3, 49_152, 32_000, 65_536] {
         for (kind, dtype, workspace) in [
             (cpu, Dtype::F32, LOGITS),
-            (card, Dtype::F32, LOGITS_ON_GPU),
-            (card, Dtype::Bf16, LOGITS_ON_GPU),
+            (gpu, Dtype::F32, LOGITS_ON_GPU),
+            (gpu, Dtype::Bf16, LOGITS_ON_GPU),
         ] {
             let LogitsChunkSize { rows, .. } =
                 LogitsChunkSize::of([vocabulary, 8].into(), true, dtype, kind);
@@ -244,8 +244,8 @@ fn rows_fill_their_room() {
             .map(|is_trained| LogitsChunkSize::of(table.into(), is_trained, dtype, kind).rows)
     };
     assert_eq!(rows([256_000, 2048], Dtype::F32, cpu), [FEWEST_ROWS; 2]);
-    assert_eq!(rows([128_256, 2048], Dtype::F32, card), [512, 2048]);
-    assert_eq!(rows([128_256, 2048], Dtype::Bf16, card), [1024, 4096]);
+    assert_eq!(rows([128_256, 2048], Dtype::F32, gpu), [512, 2048]);
+    assert_eq!(rows([128_256, 2048], Dtype::Bf16, gpu), [1024, 4096]);
 }
 
 fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {
