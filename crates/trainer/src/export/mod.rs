@@ -1,7 +1,7 @@
 //! Adapters for other programs. Each file is read back by the rules of the program it is for, and compared: a key
 //! that its reader does not know would silently change the image. `merge/` merges an adapter into its base,
-//! `card/` writes the model card, `sample_command` the command that uses a result, `language` exports language models, `model` whole diffusion models, and
-//! `adapter_checkpoint` the adapter of a checkpoint.
+//! `card/` writes the model card, `sample_command` the command line that uses a result, `language` exports language
+//! models, `model` whole diffusion models, and `adapter_checkpoint` the adapter of a checkpoint.
 //!
 //! ```text
 //! OUT/
