@@ -6,10 +6,11 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::gpu::{AppleGpu, ComputeCapability, GpuInfo, NvidiaGpu};
+use crate::gpu::{AppleGpu, ComputeCapability, NvidiaGpu};
 use crate::hardware::{CudaVersion, Feature, MIN_CAPABILITY, cpu_features, nvidia_arch};
 use crate::memory::SystemMemory;
 use crate::reading::{Bytes, Unknown};
+use crate::uses::{DeviceUse, cpu_uses, cuda_uses, metal_uses};
 use crate::{Machine, NvidiaStack};
 
 /// What hearth plans with.
@@ -22,16 +23,18 @@ pub struct Budget {
     /// How much memory it may take, or why that cannot be said.
     #[serde(serialize_with = "known_or_reason")]
     pub memory: Result<MemoryLimit, Unknown>,
-    /// CPU threads for data and, on the CPU, for everything.
+    /// CPU threads that a run uses: on the CPU those that compute, beside a GPU those that may prepare data.
     pub threads: Option<u32>,
-    /// What the device can do.
+    /// What the hardware has.
     pub features: Vec<Feature>,
+    /// What hearth uses of it.
+    pub uses: Vec<DeviceUse>,
 }
 
 /// Where a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceId {
-    /// The NVIDIA GPU of that number.
+    /// The NVIDIA GPU with that CUDA index.
     Cuda(u32),
     /// The GPU of an Apple chip, by Metal.
     Metal,
@@ -59,7 +62,7 @@ impl Serialize for DeviceId {
 /// A memory limit and how it came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryLimit {
-    /// The most a run may hold at once.
+    /// The most a run may hold.
     pub limit: Bytes,
     /// What there is to take from.
     pub available: Bytes,
@@ -80,12 +83,12 @@ pub enum MemoryBound {
     /// Metal's recommended working set.
     WorkingSet,
     /// The GPU's own memory not in use.
-    CardMemory,
+    GpuMemory,
 }
 
-/// Chosen: one part in sixteen of main memory stays with the system, within these bounds. Desktops
-/// and DGX Spark freeze rather than fail when the last gigabytes go, so the floor is what a bare
-/// desktop needs to stay alive and the ceiling what a busy one does.
+/// Chosen: 1/16 of main memory is left to the system, within these bounds. Desktops and DGX Spark freeze
+/// rather than fail when the last gigabytes go, so the floor is what a bare desktop needs to stay alive and
+/// the ceiling what a busy one does.
 const RESERVED_PART: u64 = 16;
 const RESERVED_LEAST: Bytes = Bytes(512 << 20);
 const RESERVED_MOST: Bytes = Bytes(8 << 30);
@@ -94,21 +97,20 @@ const RESERVED_MOST: Bytes = Bytes(8 << 30);
 /// that no allocation of ours shows.
 const RESERVED_ON_GPU: Bytes = Bytes(640 << 20);
 
-/// Decides.
+/// Picks the device, its memory limit and the CPU threads of a run.
 pub fn budget(machine: &Machine) -> Budget {
     let threads = machine.cpu.usable_threads.known().copied();
-    let cards = machine.gpus.iter().filter_map(|gpu| match gpu {
-        GpuInfo::Nvidia(card) => Some((check_usable(machine, card).ok()?, card)),
-        GpuInfo::Apple(_) => None,
-    });
-    let first = cards.min_by_key(|(index, _)| *index).filter(|_| has_libraries(machine));
-    if let Some((index, card)) = first {
+    let gpus = machine.nvidia_gpus();
+    let usable = gpus.filter_map(|gpu| Some((check_usable(machine, gpu).ok()?, gpu)));
+    let first = usable.min_by_key(|(index, _)| *index).filter(|_| has_libraries(machine));
+    if let Some((index, gpu)) = first {
         return Budget {
             device: DeviceId::Cuda(index),
             why: "the first GPU that CUDA offers".into(),
-            memory: nvidia_limit(machine, card),
+            memory: nvidia_limit(machine, gpu),
             threads,
-            features: card.features.clone(),
+            features: gpu.features.clone(),
+            uses: cuda_uses(machine),
         };
     }
     if let Some(gpu) = machine.apple_gpu() {
@@ -118,6 +120,7 @@ pub fn budget(machine: &Machine) -> Budget {
             memory: apple_limit(machine, gpu),
             threads,
             features: gpu.features.clone(),
+            uses: metal_uses(),
         };
     }
     Budget {
@@ -125,8 +128,9 @@ pub fn budget(machine: &Machine) -> Budget {
         why: if machine.gpus.is_empty() { "no GPU was found" } else { "no GPU here can be used" }
             .into(),
         memory: main_limit(machine),
-        threads,
+        threads: machine.cpu.compute_threads(),
         features: cpu_features(&machine.cpu),
+        uses: cpu_uses(&machine.cpu),
     }
 }
 
@@ -136,18 +140,18 @@ fn has_libraries(machine: &Machine) -> bool {
     machine.nvidia.as_ref().is_some_and(has_both)
 }
 
-/// Why a GPU is left alone.
+/// Why a GPU cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnusableGpu {
-    /// CUDA does not offer it, or says too little about it.
+    /// CUDA does not list it, or tells too little about it.
     NotOffered(Unknown),
-    /// Its instructions are too old.
+    /// Its compute capability is too old.
     Capability(ComputeCapability),
     /// The driver is too old for it.
     Driver {
-        /// The newest CUDA the driver speaks.
-        speaks: String,
-        /// The oldest that knows the GPU.
+        /// The newest CUDA version that the driver supports.
+        supports: String,
+        /// The oldest that supports the GPU.
         needs: CudaVersion,
     },
 }
@@ -159,22 +163,22 @@ impl fmt::Display for UnusableGpu {
             Self::Capability(capability) => {
                 write!(f, "its compute capability is {capability}, hearth needs {MIN_CAPABILITY}")
             }
-            Self::Driver { speaks, needs } => {
-                write!(f, "the driver speaks CUDA {speaks}, it needs {needs}")
+            Self::Driver { supports, needs } => {
+                write!(f, "the driver supports CUDA {supports}, it needs {needs}")
             }
         }
     }
 }
 
-/// CUDA's number for a GPU that hearth can use, or what stands in the way.
+/// CUDA's index of a GPU that hearth can use, or why it cannot.
 pub fn check_usable(machine: &Machine, gpu: &NvidiaGpu) -> Result<u32, UnusableGpu> {
     let index = gpu.cuda_index.value.clone().map_err(UnusableGpu::NotOffered)?;
     let capability = gpu.capability.value.clone().map_err(UnusableGpu::NotOffered)?;
     let class = nvidia_arch(capability).filter(|_| capability >= MIN_CAPABILITY);
     let needs = class.ok_or(UnusableGpu::Capability(capability))?.cuda;
     match machine.nvidia.as_ref().and_then(|stack| stack.cuda.known()) {
-        Some(speaks) if is_older(speaks, needs) => {
-            Err(UnusableGpu::Driver { speaks: speaks.clone(), needs })
+        Some(supports) if is_older(supports, needs) => {
+            Err(UnusableGpu::Driver { supports: supports.clone(), needs })
         }
         _ => Ok(index),
     }
@@ -189,18 +193,18 @@ pub fn is_older(version: &str, than: CudaVersion) -> bool {
     }
 }
 
-/// What a run may take of the memory of the NVIDIA GPU that CUDA gives this number.
+/// What a run may take of the memory of the NVIDIA GPU with this CUDA index.
 pub fn cuda_limit(machine: &Machine, index: u32) -> Result<MemoryLimit, Unknown> {
-    let card = machine.cuda_gpu(index);
-    let card = card.ok_or_else(|| Unknown(format!("CUDA has no GPU {index}")))?;
-    nvidia_limit(machine, card)
+    let gpu = machine.cuda_gpu(index);
+    let gpu = gpu.ok_or_else(|| Unknown(format!("CUDA has no GPU {index}")))?;
+    nvidia_limit(machine, gpu)
 }
 
-/// What a run may take of main memory for weights that come to that GPU when they are needed; nothing
-/// where the GPU computes in main memory itself, or where that is not known.
+/// What a run may take of main memory for offloaded weights of that GPU; nothing where the GPU computes
+/// in main memory itself, or where that is not known.
 pub fn cuda_host_limit(machine: &Machine, index: u32) -> Option<Bytes> {
-    let card = machine.cuda_gpu(index)?;
-    if card.unified.require().unwrap_or(true) {
+    let gpu = machine.cuda_gpu(index)?;
+    if gpu.unified.require().unwrap_or(true) {
         return None;
     }
     main_limit(machine).ok().map(|limit| limit.limit)
@@ -216,12 +220,12 @@ fn nvidia_limit(machine: &Machine, gpu: &NvidiaGpu) -> Result<MemoryLimit, Unkno
         limit: available.saturating_sub(kept),
         available,
         kept,
-        bound_by: MemoryBound::CardMemory,
+        bound_by: MemoryBound::GpuMemory,
     })
 }
 
-/// What a run may take of the memory of a GPU that shares it with the CPU, or is not NVIDIA's: of a
-/// GPU's own memory nothing is known here.
+/// What a run may take of the memory of a GPU by Metal or Vulkan. How much memory of its own a GPU has is
+/// not known here, so it is that of main memory.
 pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
     let apple = machine.apple_gpu();
     apple.map_or_else(|| main_limit(machine), |gpu| apple_limit(machine, gpu))
@@ -254,7 +258,7 @@ fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
         bound_by: MemoryBound::MainMemory,
     };
     match memory.container.known() {
-        // Inside a container the rest of the system is not ours to feed: only the floor is kept.
+        // A container need not leave memory to the rest of the system: only the floor is kept.
         Some(Some(container)) if container.left.saturating_sub(RESERVED_LEAST) < main.limit => {
             Ok(MemoryLimit {
                 limit: container.left.saturating_sub(RESERVED_LEAST),
@@ -267,8 +271,8 @@ fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
     }
 }
 
-/// Bytes that a run may take on top of what it holds; below zero once it eats into what is kept for
-/// others. By the rules of [`main_limit`].
+/// Bytes that a run may take on top of what it holds; below zero once it uses what is kept for
+/// the system. By the rules of [`main_limit`].
 pub fn main_memory_left(memory: &SystemMemory) -> Result<i64, Unknown> {
     let MemoryLimit { available, kept, .. } = limit_of(memory)?;
     let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
@@ -309,16 +313,25 @@ mod tests {
     const ADDRESS: &str = "pci_bus_id: 0000:01:00.0\n";
 
     #[test]
-    fn a_card_without_its_libraries_leaves_the_work_to_the_cpu() {
-        let card = format!("{ADDRESS}compute_capability: 8.6\nintegrated: 0\n");
+    fn a_gpu_without_its_libraries_is_not_used() {
+        let gpu = format!("{ADDRESS}compute_capability: 8.6\nintegrated: 0\n");
         for (libraries, device) in [
             (LIBRARIES.1, DeviceId::Cuda(0)),
             ("nvrtc: 13.0\ncublaslt: ? not found\n", DeviceId::Cpu),
             ("nvrtc: ? not found\ncublaslt: 13.1.0\n", DeviceId::Cpu),
         ] {
-            let answers = [MEMORY, CUDA, ("cuda libraries", libraries), ("cuda card 0", &card)];
+            let answers = [MEMORY, CUDA, ("cuda libraries", libraries), ("cuda card 0", &gpu)];
             assert_eq!(decide(&answers).device, device, "{libraries}");
         }
+    }
+
+    #[test]
+    fn on_the_cpu_a_thread_per_performance_core_computes() {
+        let cpus = "processor : 0\nprocessor : 1\nprocessor : 2\nprocessor : 3\n";
+        let cpuinfo = ("file /proc/cpuinfo", cpus);
+        assert_eq!(decide(&[cpuinfo, ("performance cores", "2")]).threads, Some(2));
+        assert_eq!(decide(&[cpuinfo, ("performance cores", "8")]).threads, Some(4));
+        assert_eq!(decide(&[cpuinfo]).threads, Some(4));
     }
 
     #[test]
@@ -359,22 +372,21 @@ mod tests {
     }
 
     #[test]
-    fn a_discrete_card_is_bound_by_its_own_memory_a_unified_one_by_the_systems() {
+    fn a_discrete_gpu_is_bound_by_its_own_memory_a_unified_one_by_the_systems() {
         let facts = |integrated: &str| {
             format!("{ADDRESS}compute_capability: 12.1\nintegrated: {integrated}\n")
         };
-        let card =
+        let gpu =
             format!("{ADDRESS}memory_total_bytes: 25757220864\nmemory_free_bytes: 25000000000\n");
-        for (integrated, bound) in [("0", MemoryBound::CardMemory), ("1", MemoryBound::MainMemory)]
-        {
-            let cuda_card = facts(integrated);
+        for (integrated, bound) in [("0", MemoryBound::GpuMemory), ("1", MemoryBound::MainMemory)] {
+            let cuda_gpu = facts(integrated);
             let budget = decide(&[
                 MEMORY,
                 NVML,
                 CUDA,
                 LIBRARIES,
-                ("nvml card 0", &card),
-                ("cuda card 0", &cuda_card),
+                ("nvml card 0", &gpu),
+                ("cuda card 0", &cuda_gpu),
             ]);
             assert_eq!(budget.device, DeviceId::Cuda(0));
             assert_eq!(budget.memory.unwrap().bound_by, bound);
@@ -382,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_card_or_an_old_driver_leaves_the_work_to_the_cpu() {
+    fn an_old_gpu_or_an_old_driver_is_not_used() {
         let check = |capability: &str, cuda: &str, device| {
             let facts = format!("{ADDRESS}compute_capability: {capability}\nintegrated: 0\n");
             let library = format!("cuda: {cuda}\ncards: 1\n");

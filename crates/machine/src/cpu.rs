@@ -14,18 +14,26 @@ pub struct CpuInfo {
     pub threads: Reading<u32>,
     /// Threads that this process may keep busy: affinity and container quota taken off.
     pub usable_threads: Reading<u32>,
-    /// The instruction sets hearth has uses for.
+    /// Cores of the fastest kind, each counted once however many threads it has.
+    pub performance_cores: Reading<u32>,
+    /// The instruction sets hearth looks for.
     pub features: Reading<Vec<CpuFeature>>,
 }
 
 impl CpuInfo {
+    /// Threads that ops on the CPU run on by default, as [`crate::cores::compute_threads`] chooses them.
+    pub fn compute_threads(&self) -> Option<u32> {
+        let usable = self.usable_threads.known().copied()?;
+        Some(self.performance_cores.known().map_or(usable, |cores| usable.min(*cores)))
+    }
+
     /// Whether the CPU is known to have a feature.
     pub fn has(&self, feature: CpuFeature) -> bool {
         self.features.known().is_some_and(|found| found.contains(&feature))
     }
 }
 
-/// An instruction set the CPU engine can use.
+/// An instruction set that makes matmuls faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpuFeature {
@@ -41,9 +49,9 @@ pub enum CpuFeature {
     AmxInt8,
     /// 128-bit Arm vectors.
     Neon,
-    /// Arm bf16 dot products and matrix products.
+    /// Arm bf16 dot products and matmuls.
     ArmBf16,
-    /// Arm int8 matrix products.
+    /// Arm int8 matmuls.
     ArmI8mm,
     /// Scalable Arm vectors, second version.
     Sve2,

@@ -1,4 +1,4 @@
-//! What is wrong with a machine and how to mend it. Pure: judges readings, takes none.
+//! What is wrong with a machine and how to fix it. Pure: judges readings, takes none.
 
 use serde::Serialize;
 
@@ -26,9 +26,9 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Runs will be slow, wrong or impossible until it is mended.
+    /// Runs will be slow, wrong or impossible until it is fixed.
     Fault,
-    /// Runs work, but not as well as they could, or hearth sees less than it would like.
+    /// Runs work, but not as well as they could, or hearth can read less than it could.
     Notice,
 }
 
@@ -40,7 +40,7 @@ pub fn findings(machine: &Machine) -> Vec<Finding> {
     }
     for gpu in &machine.gpus {
         match gpu {
-            GpuInfo::Nvidia(card) => nvidia_gpu(machine, card, &mut found),
+            GpuInfo::Nvidia(gpu) => nvidia_gpu(machine, gpu, &mut found),
             GpuInfo::Apple(gpu) => apple_gpu(machine, gpu, &mut found),
         }
     }
@@ -62,17 +62,17 @@ fn notice(what: impl Into<String>, hint: impl Into<String>) -> Finding {
 }
 
 fn nvidia_stack(machine: &Machine, stack: &NvidiaStack, found: &mut Vec<Finding>) {
-    let cards = machine.gpus.iter().any(|gpu| matches!(gpu, GpuInfo::Nvidia(_)));
+    let has_gpus = machine.nvidia_gpus().next().is_some();
     if let (Ok(module), Err(reason)) = (&stack.kernel_module.value, &stack.driver.value) {
         found.push(fault(
-            format!("the NVIDIA kernel module {module} is loaded, but its library does not answer: {reason}"),
+            format!("the NVIDIA kernel module {module} is loaded, but NVML does not answer: {reason}"),
             match reason.0.as_str() {
-                "driver and library versions differ" => "restart: the driver was updated under a running kernel",
+                "driver and library versions differ" => "restart: the driver was updated while the old kernel module was loaded",
                 _ => "in a container, start it with the NVIDIA runtime (--gpus all); else reinstall the driver",
             },
         ));
     }
-    if cards {
+    if has_gpus {
         cuda_libraries(stack, found);
     }
 }
@@ -86,13 +86,13 @@ fn cuda_libraries(stack: &NvidiaStack, found: &mut Vec<Finding>) {
     if !missing.is_empty() {
         found.push(fault(
             format!("CUDA libraries are missing: {}", missing.join(", ")),
-            "install the CUDA toolkit's libraries of version 12 or 13, or add their folder to the loader's path",
+            "install the libraries of CUDA 12 or 13, or add their folder to LD_LIBRARY_PATH",
         ));
     }
     if let Err(reason) = &stack.cudnn.value {
         found.push(notice(
             format!("cuDNN is missing: {reason}"),
-            "attention falls back to hearth's own kernels; cuDNN 9 makes it faster",
+            "attention uses hearth's own flash kernel; cuDNN 9 is faster",
         ));
     }
     if let (Some(cuda), Some(nvrtc)) = (stack.cuda.known(), stack.nvrtc.known())
@@ -101,13 +101,13 @@ fn cuda_libraries(stack: &NvidiaStack, found: &mut Vec<Finding>) {
         && !is_older(cuda, MIN_CUDA)
     {
         found.push(fault(
-            format!("the CUDA libraries are of version {nvrtc}, the driver speaks {cuda}"),
+            format!("the CUDA libraries are version {nvrtc}, but the driver supports CUDA {cuda}"),
             format!("install driver {} or newer, or the libraries of CUDA 12", library.driver),
         ));
     }
 }
 
-/// Libraries of 13.x need a driver that speaks 13.0; within a major version any pair works.
+/// Libraries of 13.x need a driver that supports 13.0; within a major version any pair works.
 fn major_zero(version: &str) -> Option<CudaVersion> {
     let major: u32 = version.split('.').next()?.parse().ok()?;
     let first =
@@ -115,12 +115,12 @@ fn major_zero(version: &str) -> Option<CudaVersion> {
     NVIDIA_ARCHS.iter().find(first).map(|class| class.cuda)
 }
 
-fn nvidia_gpu(machine: &Machine, card: &NvidiaGpu, found: &mut Vec<Finding>) {
-    let name = card.name.known().map_or("the NVIDIA GPU", String::as_str);
-    if let Err(reason) = check_usable(machine, card) {
+fn nvidia_gpu(machine: &Machine, gpu: &NvidiaGpu, found: &mut Vec<Finding>) {
+    let name = gpu.name.known().map_or("the NVIDIA GPU", String::as_str);
+    if let Err(reason) = check_usable(machine, gpu) {
         found.push(fault(format!("{name} cannot be used: {reason}"), unusable_hint(&reason)));
     }
-    let faults: Vec<_> = card
+    let faults: Vec<_> = gpu
         .telemetry
         .throttle
         .known()
@@ -131,26 +131,26 @@ fn nvidia_gpu(machine: &Machine, card: &NvidiaGpu, found: &mut Vec<Finding>) {
     if !faults.is_empty() {
         let causes: Vec<_> = faults.iter().map(|cause| cause.label()).collect();
         found.push(fault(
-            format!("{name} is slowed down: {}", causes.join(", ")),
+            format!("{name} is throttled: {}", causes.join(", ")),
             throttle_hint(&faults),
         ));
     }
     if let (Some(load), Some(clock)) =
-        (card.telemetry.utilisation.known(), card.telemetry.clock.known())
-        && card.telemetry.is_stuck(card.unified.known() == Some(&true))
+        (gpu.telemetry.utilisation.known(), gpu.telemetry.clock.known())
+        && gpu.telemetry.is_stuck(gpu.unified.known() == Some(&true))
     {
         found.push(fault(
             format!("{name} is busy ({load}) at only {clock}"),
             "unplug the power supply for a minute and use the original one: its power limit is stuck",
         ));
     }
-    if let Some(errors) = card.ecc_uncorrected.known().filter(|errors| **errors > 0) {
+    if let Some(errors) = gpu.ecc_uncorrected.known().filter(|errors| **errors > 0) {
         found.push(fault(
-            format!("{name} has {errors} memory errors it could not mend"),
+            format!("{name} has {errors} uncorrected memory errors"),
             "restart the machine; if they return, the GPU is failing",
         ));
     }
-    if let (Some(free), Some(total)) = (card.memory_free.known(), card.memory_total.known())
+    if let (Some(free), Some(total)) = (gpu.memory_free.known(), gpu.memory_total.known())
         && free.share_of(*total) < 0.5
     {
         found.push(notice(
@@ -176,7 +176,7 @@ fn throttle_hint(causes: &[&ThrottleReason]) -> &'static str {
     if causes.contains(&&ThrottleReason::PowerBrake) {
         "check the power supply and its cables"
     } else {
-        "let it cool down, and clear its fans and vents"
+        "let it cool down, and clean its fans and vents"
     }
 }
 
@@ -187,13 +187,13 @@ fn apple_gpu(machine: &Machine, gpu: &AppleGpu, found: &mut Vec<Finding>) {
     {
         found.push(fault(
             format!("iogpu.wired_limit_mb is set to {limit} of {total}"),
-            "macOS may panic when wired memory comes that close; set it to 0 for the system's own rule",
+            "macOS may panic with that much wired memory; set it to 0 for the system's default",
         ));
     }
     if let Err(reason) = &gpu.working_set.value {
         found.push(notice(
-            format!("Metal does not tell its recommended working set: {reason}"),
-            "hearth takes two thirds of memory as the limit",
+            format!("Metal reports no recommended working set: {reason}"),
+            "hearth uses two thirds of memory as the limit",
         ));
     }
 }
@@ -201,7 +201,7 @@ fn apple_gpu(machine: &Machine, gpu: &AppleGpu, found: &mut Vec<Finding>) {
 fn mac(machine: &Machine, found: &mut Vec<Finding>) {
     if machine.translated.as_ref().is_some_and(|translated| translated.known() == Some(&true)) {
         found.push(fault(
-            "this is the Intel program, translated by Rosetta",
+            "this is the Intel build, translated by Rosetta",
             "install the Apple Silicon build of hearth",
         ));
     }
@@ -218,15 +218,15 @@ fn mac(machine: &Machine, found: &mut Vec<Finding>) {
     let signs: Vec<String> = [
         hot_state.map(|state| format!("thermal state {state:?}").to_lowercase()),
         hot_pressure.map(|level| format!("thermal pressure {level:?}").to_lowercase()),
-        slow.map(|limit| format!("processor limited to {limit}")),
+        slow.map(|limit| format!("CPU limited to {limit}")),
     ]
     .into_iter()
     .flatten()
     .collect();
     if !signs.is_empty() {
         found.push(fault(
-            format!("the Mac is slowed down by heat: {}", signs.join(", ")),
-            "let it cool down; on a laptop, raise it off the table",
+            format!("the Mac is throttled by heat: {}", signs.join(", ")),
+            "let it cool down; on a laptop, improve the airflow below",
         ));
     }
 }
@@ -234,8 +234,8 @@ fn mac(machine: &Machine, found: &mut Vec<Finding>) {
 fn power(machine: &Machine, found: &mut Vec<Finding>) {
     if machine.power.on_battery.known() == Some(&true) {
         found.push(notice(
-            "it runs on its battery",
-            "plug it in before a long run; on battery it is slower and a run is paced",
+            "running on battery",
+            "plug it in before a long run; on battery it is slower, and hearth lowers the pace",
         ));
     }
 }
@@ -249,7 +249,7 @@ fn memory(machine: &Machine, found: &mut Vec<Finding>) {
     if let Err(reason) = memory.total.require().and(memory.available.require()) {
         found.push(fault(
             format!("free memory is unknown: {reason}"),
-            "without it no limit can be set; in a sandbox, let it see /proc",
+            "without it no limit can be set; in a sandbox, make /proc readable",
         ));
     }
     if let (Some(available), Some(total)) = (memory.available.known(), memory.total.known())
@@ -270,7 +270,7 @@ fn memory(machine: &Machine, found: &mut Vec<Finding>) {
     }
     match memory.pressure.known() {
         Some(MemoryPressure::Stalls(stalls)) if stalls.some_10s.0 >= 10.0 => found.push(fault(
-            format!("work stood still for memory {} of the last 10 s", stalls.some_10s),
+            format!("programs stalled on memory {} of the last 10 s", stalls.some_10s),
             "close other programs: the machine is close to swapping",
         )),
         Some(MemoryPressure::Level(level)) if *level != PressureLevel::Normal => found.push(fault(
@@ -294,14 +294,14 @@ fn cpu(machine: &Machine, found: &mut Vec<Finding>) {
     {
         found.push(notice(
             "the CPU has neither AVX2 nor NEON",
-            "work on the CPU will be several times slower than it could be",
+            "computing on it will be several times slower than it could be",
         ));
     }
 }
 
 fn sensors(machine: &Machine, found: &mut Vec<Finding>) {
     let gpu_heat = machine.gpus.iter().any(|gpu| match gpu {
-        GpuInfo::Nvidia(card) => card.telemetry.temperature.value.is_ok(),
+        GpuInfo::Nvidia(gpu) => gpu.telemetry.temperature.value.is_ok(),
         GpuInfo::Apple(_) => false,
     });
     let mac = machine.thermal.mac.as_ref();
@@ -311,11 +311,11 @@ fn sensors(machine: &Machine, found: &mut Vec<Finding>) {
     if !(gpu_heat || mac_heat || board_heat) {
         let why = match sensors.count() {
             0 => reason(&machine.thermal.sensors.value),
-            count => format!("all {count} sensors read nonsense"),
+            count => format!("all {count} sensors give implausible values"),
         };
         found.push(notice(
             format!("no temperature can be read: {why}"),
-            "hearth paces by step time, which needs no sensor",
+            "hearth sets the pace by step time, which needs no sensor",
         ));
     }
 }
@@ -359,11 +359,11 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_nonsensical_sensors_are_named() {
+    fn missing_and_implausible_sensors_are_named() {
         check(&[("folder /sys/class/thermal", "")], &["no temperature can be read"]);
         check(
             &[("file /sys/class/thermal/thermal_zone0/temp", "-274000")],
-            &["all 1 sensors read nonsense"],
+            &["all 1 sensors give implausible values"],
         );
         check(&[("file /proc/pressure/memory", "")], &["memory pressure is unknown"]);
         check(
@@ -390,7 +390,7 @@ mod tests {
                 "file /proc/pressure/memory",
                 "some avg10=31.00 avg60=9.00\nfull avg10=12.00 avg60=0.00\n",
             )],
-            &["work stood still for memory 31.0 %"],
+            &["programs stalled on memory 31.0 %"],
         );
     }
 
@@ -403,7 +403,7 @@ mod tests {
                 ("file /sys/class/power_supply/BAT0/status", status),
             ]
         };
-        check(&supply("Discharging"), &["it runs on its battery"]);
+        check(&supply("Discharging"), &["running on battery"]);
         check(&supply("Charging"), &[]);
     }
 
@@ -416,11 +416,11 @@ mod tests {
         check(&[module], &["the NVIDIA kernel module 580.95.05 is loaded, but"]);
         let nvml = ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 1\n");
         let libraries = ("cuda libraries", "nvrtc: 13.0\ncublaslt: 13.1.0\ncudnn: 9.13.0\n");
-        let card = ("nvml card 0", "name: NVIDIA X\npci_bus_id: 1\n");
-        check(&[nvml, card, libraries], &["NVIDIA X cannot be used: not in the recording"]);
+        let gpu = ("nvml card 0", "name: NVIDIA X\npci_bus_id: 1\n");
+        check(&[nvml, gpu, libraries], &["NVIDIA X cannot be used: not in the recording"]);
     }
 
-    fn card_with<'a>(cuda: &'a str, nvml: &'a str, libraries: &'a str) -> [(&'a str, &'a str); 6] {
+    fn gpu_with<'a>(cuda: &'a str, nvml: &'a str, libraries: &'a str) -> [(&'a str, &'a str); 6] {
         [
             ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 1\n"),
             ("nvml card 0", nvml),
@@ -436,35 +436,35 @@ mod tests {
 
     #[test]
     fn old_drivers_and_missing_libraries_are_named() {
-        let card = "name: NVIDIA X\npci_bus_id: 1\n";
-        check(&card_with(CUDA_13, card, LIBRARIES), &[]);
+        let gpu = "name: NVIDIA X\npci_bus_id: 1\n";
+        check(&gpu_with(CUDA_13, gpu, LIBRARIES), &[]);
         check(
-            &card_with(
+            &gpu_with(
                 "cuda: 11.8\ncards: 1\n",
-                card,
+                gpu,
                 "nvrtc: 12.4\ncublaslt: 12.4.0\ncudnn: 9.1.0\n",
             ),
-            &["NVIDIA X cannot be used: the driver speaks CUDA 11.8, it needs 12.0"],
+            &["NVIDIA X cannot be used: the driver supports CUDA 11.8, it needs 12.0"],
         );
         check(
-            &card_with("cuda: 12.8\ncards: 1\n", card, LIBRARIES),
-            &["the CUDA libraries are of version 13.0, the driver speaks 12.8"],
+            &gpu_with("cuda: 12.8\ncards: 1\n", gpu, LIBRARIES),
+            &["the CUDA libraries are version 13.0, but the driver supports CUDA 12.8"],
         );
         check(
-            &card_with(CUDA_13, card, "nvrtc: ? not found\ncublaslt: 13.1.0\ncudnn: ? not found\n"),
+            &gpu_with(CUDA_13, gpu, "nvrtc: ? not found\ncublaslt: 13.1.0\ncudnn: ? not found\n"),
             &["CUDA libraries are missing: NVRTC (not found)", "cuDNN is missing"],
         );
     }
 
     #[test]
-    fn a_stuck_power_supply_shows_on_a_unified_card() {
+    fn a_stuck_power_supply_shows_on_a_unified_gpu() {
         let check_at = |clock: &str, expected: &[&str]| {
-            let feel = format!("utilisation_percent: 94\nsm_clock_mhz: {clock}\n");
-            let mut answers = card_with(CUDA_13, "name: NVIDIA X\npci_bus_id: 1\n", LIBRARIES);
+            let telemetry = format!("utilisation_percent: 94\nsm_clock_mhz: {clock}\n");
+            let mut answers = gpu_with(CUDA_13, "name: NVIDIA X\npci_bus_id: 1\n", LIBRARIES);
             let unified = "pci_bus_id: 1\ncompute_capability: 12.1\nintegrated: 1\n";
             for (question, answer) in &mut answers {
                 match *question {
-                    "nvml feel 0" => *answer = &feel,
+                    "nvml feel 0" => *answer = &telemetry,
                     "cuda card 0" => *answer = unified,
                     _ => {}
                 }
@@ -476,16 +476,16 @@ mod tests {
     }
 
     #[test]
-    fn suffering_cards_are_named_and_working_ones_are_not() {
-        let card = |facts: &str| format!("name: NVIDIA X\npci_bus_id: 1\n{facts}");
-        let check_card = |facts: &str, expected: &[&str]| {
-            check(&card_with(CUDA_13, &card(facts), LIBRARIES), expected);
+    fn throttled_gpus_are_named_and_busy_ones_are_not() {
+        let gpu = |facts: &str| format!("name: NVIDIA X\npci_bus_id: 1\n{facts}");
+        let check_gpu = |facts: &str, expected: &[&str]| {
+            check(&gpu_with(CUDA_13, &gpu(facts), LIBRARIES), expected);
         };
-        check_card("throttle_bits: 4\n", &[]);
-        check_card("throttle_bits: 64\n", &["NVIDIA X is slowed down: heat (hardware)"]);
-        check_card("utilisation_percent: 94\nsm_clock_mhz: 507\n", &[]);
-        check_card("ecc_uncorrected: 3\n", &["3 memory errors"]);
-        check_card(
+        check_gpu("throttle_bits: 4\n", &[]);
+        check_gpu("throttle_bits: 64\n", &["NVIDIA X is throttled: heat (hardware)"]);
+        check_gpu("utilisation_percent: 94\nsm_clock_mhz: 507\n", &[]);
+        check_gpu("ecc_uncorrected: 3\n", &["3 uncorrected memory errors"]);
+        check_gpu(
             "memory_total_bytes: 25757220864\nmemory_free_bytes: 5368709120\n",
             &["only 5.0 GiB of 24.0 GiB free"],
         );

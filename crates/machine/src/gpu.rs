@@ -1,4 +1,4 @@
-//! Graphics CPUs as found: NVIDIA GPUs and Apple's GPU.
+//! GPUs as found: NVIDIA's and Apple's.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::hardware::Feature;
 use crate::reading::{Bytes, Celsius, Megahertz, Percent, Quantity, Reading, Watts};
 
-/// A graphics CPU that hearth can name.
+/// A GPU that hearth knows.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "maker", rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // A machine has a handful of these.
@@ -21,7 +21,7 @@ pub enum GpuInfo {
 /// One NVIDIA GPU. Readings come from NVML unless their source says otherwise.
 #[derive(Clone, Debug, Serialize)]
 pub struct NvidiaGpu {
-    /// The number CUDA gives it; unknown if CUDA does not see it.
+    /// Its CUDA index; unknown if CUDA does not list it.
     pub cuda_index: Reading<u32>,
     /// E.g. `NVIDIA GeForce RTX 4090`.
     pub name: Reading<String>,
@@ -38,22 +38,22 @@ pub struct NvidiaGpu {
     /// Streaming multiprocessors.
     pub multiprocessors: Reading<u32>,
     /// Whether it reads ordinary host memory; where it does, copies from a mapped file go page by
-    /// page and crawl.
+    /// page and are slow.
     pub pageable_memory_access: Reading<bool>,
     /// Whether a network card may write into its memory directly.
     pub gpu_direct_rdma: Reading<bool>,
-    /// How it feels now.
+    /// Its current state.
     #[serde(flatten)]
     pub telemetry: GpuTelemetry,
-    /// Where the hardware begins to slow down.
+    /// The temperature at which the hardware throttles.
     pub slowdown: Reading<Celsius>,
     /// Power it may draw.
     pub power_limit: Reading<Watts>,
     /// Highest multiprocessor clock.
     pub clock_max: Reading<Megahertz>,
-    /// Memory errors that could not be mended since the driver started.
+    /// Uncorrected memory errors since the driver started.
     pub ecc_uncorrected: Reading<u64>,
-    /// What it can do for hearth.
+    /// What the hardware has.
     pub features: Vec<Feature>,
 }
 
@@ -68,7 +68,7 @@ pub struct GpuTelemetry {
     pub clock: Reading<Megahertz>,
     /// Share of the last moments in which a kernel ran.
     pub utilisation: Reading<Percent>,
-    /// Why the clock is not at its highest.
+    /// Why the clock is below its highest.
     pub throttle: Reading<Vec<ThrottleReason>>,
 }
 
@@ -104,7 +104,7 @@ pub struct AppleGpu {
     pub wired_limit: Reading<Option<Bytes>>,
     /// The largest single buffer.
     pub max_buffer: Reading<Bytes>,
-    /// What it can do for hearth.
+    /// What the hardware has.
     pub features: Vec<Feature>,
 }
 
@@ -164,7 +164,7 @@ pub enum AppleTier {
     Ultra,
 }
 
-/// Why a GPU's clock is held below its highest.
+/// Why a GPU's clock is below its highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThrottleReason {
@@ -174,7 +174,7 @@ pub enum ThrottleReason {
     UserClocks,
     /// At its power limit: normal under full load.
     PowerCap,
-    /// The hardware slowed down, cause not told.
+    /// The hardware slowed down, cause not reported.
     HardwareSlowdown,
     /// Held to the clock of a group of GPUs.
     SyncBoost,
@@ -202,7 +202,7 @@ const THROTTLE_BITS: &[(u64, ThrottleReason, &str)] = &[
 ];
 
 impl ThrottleReason {
-    /// The reasons set in NVML's bit field; bits nobody has documented are passed over.
+    /// The reasons set in NVML's bit field; undocumented bits are ignored.
     pub fn from_bits(bits: u64) -> Vec<Self> {
         THROTTLE_BITS
             .iter()
@@ -217,7 +217,7 @@ impl ThrottleReason {
         found.expect("every reason has a bit").2
     }
 
-    /// Whether it is a fault rather than how GPUs normally live.
+    /// Whether it is a fault rather than normal operation.
     pub fn is_fault(self) -> bool {
         matches!(
             self,

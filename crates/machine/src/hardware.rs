@@ -20,17 +20,17 @@ pub struct Feature {
     pub why: String,
 }
 
-/// The features that change how hearth trains.
+/// The features that bear on training speed and memory; [`crate::uses`] says which of them hearth uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureName {
-    /// Attention without the N × N matrix, by the matrix instructions named in the reason.
-    FlashAttention,
-    /// Matrix products of bf16 numbers in hardware.
+    /// Instructions that multiply small matrices, named in the reason.
+    MatrixInstructions,
+    /// bf16 matmuls.
     Bf16,
-    /// Matrix products of f32 numbers shortened to 19 bits.
+    /// f32 matmuls with inputs rounded to 19 bits.
     Tf32,
-    /// Matrix products of 8-bit floating-point numbers.
+    /// Matmuls of 8-bit floating point.
     Fp8,
     /// One memory for CPU and GPU.
     UnifiedMemory,
@@ -39,7 +39,7 @@ pub enum FeatureName {
 impl fmt::Display for FeatureName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::FlashAttention => "flash attention",
+            Self::MatrixInstructions => "matrix instructions",
             Self::Bf16 => "bf16",
             Self::Tf32 => "tf32",
             Self::Fp8 => "fp8",
@@ -83,13 +83,13 @@ pub struct NvidiaArch {
     pub capability: ComputeCapability,
     /// NVIDIA's name.
     pub name: &'static str,
-    /// The matrix instructions that attention is built from.
-    pub attention: &'static str,
+    /// The newest matrix instructions of its tensor cores.
+    pub matrix_instructions: &'static str,
     /// Whether tensor cores multiply bf16 and tf32.
     pub bf16_tf32: bool,
     /// Whether tensor cores multiply fp8.
     pub fp8: bool,
-    /// Operations on bf16 that the tensor cores of a multiprocessor do in a tick, summed in f32; those of the
+    /// FLOPs on bf16 that the tensor cores of a multiprocessor do in a clock cycle, summed in f32; those of the
     /// slowest GPU of the class.
     pub flops_per_cycle: f64,
     /// Bytes per second of memory for each multiprocessor, likewise.
@@ -98,43 +98,43 @@ pub struct NvidiaArch {
     pub cuda: CudaVersion,
 }
 
-/// Sources: number formats and instructions, NVIDIA "CUDA Programming Guide", compute capabilities,
+/// Sources: formats and instructions, NVIDIA "CUDA Programming Guide", compute capabilities,
 /// tables 29 to 33; wgmma only on capability 9.0, tcgen05 only on 10.x and 11.0 (PTX ISA, targets
 /// `sm_90a`, `sm_100f`, `sm_103f`, `sm_110f`); first CUDA, the PTX version that adds the target (LLVM `NVPTX.td`).
-/// Operations and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, the H100 for PCI
+/// FLOPs and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, the H100 for PCI
 /// Express, B200, B300, Thor, RTX PRO 6000 and DGX Spark; Turing's are those of T4.
 pub const NVIDIA_ARCHS: &[NvidiaArch] = &[
-    arch(7, 5, "Turing", "mma.sync, f16 only", [false, false], (1024.0, 8e9), MIN_CUDA),
-    arch(8, 0, "Ampere", "mma.sync", [true, false], (2048.0, 14e9), MIN_CUDA),
-    arch(8, 6, "Ampere", "mma.sync", [true, false], (512.0, 8e9), MIN_CUDA),
-    arch(8, 7, "Ampere (Orin)", "mma.sync", [true, false], (2048.0, 12e9), MIN_CUDA),
-    arch(8, 9, "Ada", "mma.sync", [true, true], (512.0, 5e9), MIN_CUDA),
-    arch(9, 0, "Hopper", "wgmma", [true, true], (4096.0, 17e9), MIN_CUDA),
-    arch(10, 0, "Blackwell", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_8),
-    arch(10, 3, "Blackwell Ultra", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_9),
-    arch(11, 0, "Blackwell (Thor)", "tcgen05", [true, true], (8192.0, 13e9), CUDA_13_0),
-    arch(12, 0, "Blackwell (consumer)", "mma.sync", [true, true], (512.0, 9e9), CUDA_12_8),
-    arch(12, 1, "Blackwell (GB10)", "mma.sync", [true, true], (1024.0, 5.6e9), CUDA_12_9),
+    arch(7, 5, "Turing", "mma.sync, f16 only", [false, false], [1024.0, 8e9], MIN_CUDA),
+    arch(8, 0, "Ampere", "mma.sync", [true, false], [2048.0, 14e9], MIN_CUDA),
+    arch(8, 6, "Ampere", "mma.sync", [true, false], [512.0, 8e9], MIN_CUDA),
+    arch(8, 7, "Ampere (Orin)", "mma.sync", [true, false], [2048.0, 12e9], MIN_CUDA),
+    arch(8, 9, "Ada", "mma.sync", [true, true], [512.0, 5e9], MIN_CUDA),
+    arch(9, 0, "Hopper", "wgmma", [true, true], [4096.0, 17e9], MIN_CUDA),
+    arch(10, 0, "Blackwell", "tcgen05", [true, true], [8192.0, 54e9], CUDA_12_8),
+    arch(10, 3, "Blackwell Ultra", "tcgen05", [true, true], [8192.0, 54e9], CUDA_12_9),
+    arch(11, 0, "Blackwell (Thor)", "tcgen05", [true, true], [8192.0, 13e9], CUDA_13_0),
+    arch(12, 0, "Blackwell (consumer)", "mma.sync", [true, true], [512.0, 9e9], CUDA_12_8),
+    arch(12, 1, "Blackwell (GB10)", "mma.sync", [true, true], [1024.0, 5.6e9], CUDA_12_9),
 ];
 
 const fn arch(
     major: u32,
     minor: u32,
     name: &'static str,
-    attention: &'static str,
+    matrix_instructions: &'static str,
     [bf16_tf32, fp8]: [bool; 2],
-    (per_tick, memory): (f64, f64),
+    [flops_per_cycle, bandwidth]: [f64; 2],
     cuda: CudaVersion,
 ) -> NvidiaArch {
     let capability = ComputeCapability::new(major, minor);
     NvidiaArch {
         capability,
         name,
-        attention,
+        matrix_instructions,
         bf16_tf32,
         fp8,
-        flops_per_cycle: per_tick,
-        bandwidth: memory,
+        flops_per_cycle,
+        bandwidth,
         cuda,
     }
 }
@@ -163,8 +163,8 @@ pub fn nvidia_features(
         }
         Err(reason) => (None, reason.0.clone()),
     };
-    let attention = match &class {
-        Ok(class) => (Some(true), format!("{}, by {}", class.attention, class.name)),
+    let matrix = match &class {
+        Ok(class) => (Some(true), format!("{}, {}", class.matrix_instructions, class.name)),
         Err(reason) => (None, reason.0.clone()),
     };
     let unified = match unified {
@@ -173,13 +173,13 @@ pub fn nvidia_features(
         Err(reason) => (None, reason.0.clone()),
     };
     [
-        (FeatureName::FlashAttention, attention),
+        (FeatureName::MatrixInstructions, matrix),
         (FeatureName::Bf16, since("8.0", |class| class.bf16_tf32)),
         (FeatureName::Tf32, since("8.0", |class| class.bf16_tf32)),
         (FeatureName::Fp8, since("8.9", |class| class.fp8)),
         (FeatureName::UnifiedMemory, unified),
     ]
-    .map(feature)
+    .map(|(name, (on, why))| Feature { name, on, why })
     .into()
 }
 
@@ -194,7 +194,7 @@ pub fn apple_features(
     macos: &Result<u32, Unknown>,
     unified: &Result<bool, Unknown>,
 ) -> Vec<Feature> {
-    let attention = match chip {
+    let matrix = match chip {
         Ok(chip) if chip.family >= 5 => {
             (Some(true), "simdgroup matrices, matrix units in each core".to_owned())
         }
@@ -212,20 +212,20 @@ pub fn apple_features(
         Err(reason) => (None, reason.0.clone()),
     };
     [
-        (FeatureName::FlashAttention, attention),
+        (FeatureName::MatrixInstructions, matrix),
         (FeatureName::Bf16, bf16),
-        (FeatureName::Tf32, (Some(false), "Apple GPUs compute f32 in full".into())),
+        (FeatureName::Tf32, (Some(false), "Apple GPUs have no such format".into())),
         (
             FeatureName::Fp8,
             (Some(false), "no Apple GPU is known to multiply fp8 in hardware".into()),
         ),
         (FeatureName::UnifiedMemory, unified),
     ]
-    .map(feature)
+    .map(|(name, (on, why))| Feature { name, on, why })
     .into()
 }
 
-/// Operations per second of one core of an Apple GPU, in f32. Source: Apple, 2.6 TFLOPS of the 8 cores of
+/// FLOPs per second of one core of an Apple GPU, in f32. Source: Apple, 2.6 TFLOPS of the 8 cores of
 /// an M1 and 3.6 of the 10 of an M2; of later chips it publishes nothing, so they are taken for an M2.
 pub fn apple_core_flops(chip: AppleChip) -> f64 {
     if chip.family <= 1 { 2.6e12 / 8.0 } else { 3.6e12 / 10.0 }
@@ -256,28 +256,28 @@ pub fn apple_bandwidth(chip: AppleChip) -> Option<f64> {
     tiers.iter().find(|(tier, _)| *tier == chip.tier).map(|(_, bytes)| *bytes)
 }
 
-/// What the CPU can do when it trains itself.
+/// What the CPU can do.
 pub fn cpu_features(cpu: &CpuInfo) -> Vec<Feature> {
-    let bf16 = [CpuFeature::AmxBf16, CpuFeature::Avx512Bf16, CpuFeature::ArmBf16];
-    let bf16 = match (&cpu.features.value, bf16.into_iter().find(|feature| cpu.has(*feature))) {
-        (_, Some(found)) => (Some(true), format!("by {}", found.label())),
-        (Ok(_), None) => {
-            (Some(false), "no bf16 instructions: stored as bf16, computed in f32".to_owned())
-        }
+    let first_of = |wanted: &[CpuFeature], without: &str| match (
+        &cpu.features.value,
+        wanted.iter().find(|feature| cpu.has(**feature)),
+    ) {
+        (_, Some(found)) => (Some(true), found.label().to_owned()),
+        (Ok(_), None) => (Some(false), without.to_owned()),
         (Err(reason), None) => (None, reason.0.clone()),
     };
+    let matrix = [CpuFeature::AmxBf16, CpuFeature::AmxInt8, CpuFeature::Sme2, CpuFeature::ArmBf16];
+    let matrix = first_of(&matrix, "none that hearth knows");
+    let bf16 = [CpuFeature::AmxBf16, CpuFeature::Avx512Bf16, CpuFeature::ArmBf16];
+    let bf16 = first_of(&bf16, "no bf16 instructions");
     [
-        (FeatureName::FlashAttention, (Some(true), "blocked for the CPU's caches".to_owned())),
+        (FeatureName::MatrixInstructions, matrix),
         (FeatureName::Bf16, bf16),
-        (FeatureName::Tf32, (Some(false), "processors compute f32 in full".into())),
-        (FeatureName::Fp8, (Some(false), "no CPU multiplies fp8".into())),
+        (FeatureName::Tf32, (Some(false), "CPUs have no such format".into())),
+        (FeatureName::Fp8, (Some(false), "no CPU instructions known for it".into())),
     ]
-    .map(feature)
+    .map(|(name, (on, why))| Feature { name, on, why })
     .into()
-}
-
-fn feature((name, (on, why)): (FeatureName, (Option<bool>, String))) -> Feature {
-    Feature { name, on, why }
 }
 
 #[cfg(test)]
@@ -313,11 +313,11 @@ mod tests {
 
     #[test]
     fn only_what_the_silicon_has_is_on() {
-        let check = |major, minor, fp8, attention: &str| {
+        let check = |major, minor, fp8, matrix: &str| {
             let features = nvidia_features(&Ok(ComputeCapability::new(major, minor)), &Ok(false));
             let find = |name| features.iter().find(|feature| feature.name == name).unwrap();
             assert_eq!(find(FeatureName::Fp8).on, Some(fp8), "{major}.{minor}");
-            assert!(find(FeatureName::FlashAttention).why.starts_with(attention), "{features:?}");
+            assert!(find(FeatureName::MatrixInstructions).why.starts_with(matrix), "{features:?}");
         };
         check(8, 6, false, "mma.sync");
         check(8, 9, true, "mma.sync");

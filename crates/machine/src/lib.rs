@@ -1,8 +1,8 @@
-//! What the computer is and how it feels.
+//! What the computer is, and its telemetry.
 //!
 //! [`ProbeSource`] asks the machine (or a recording of one), [`Machine::probe`] turns the answers into
 //! readings, [`budget`] says what of it a run may take, and [`findings`] names what is wrong and
-//! how to mend it. While a run goes on, [`sampler`] feels the machine from a thread of its own, the only
+//! how to fix it. While a run goes on, [`sampler`] reads telemetry on a thread of its own, the only
 //! place that waits for time to pass. This crate knows no model and never invents a reading.
 
 pub mod awake;
@@ -29,6 +29,7 @@ pub mod sampler;
 pub mod source;
 pub mod telemetry;
 pub mod thermal;
+pub mod uses;
 
 use serde::Serialize;
 
@@ -51,11 +52,11 @@ pub struct Machine {
     pub cpu: cpu::CpuInfo,
     /// Main memory.
     pub memory: memory::SystemMemory,
-    /// Heat outside the GPUs.
+    /// Temperatures outside the GPUs.
     pub thermal: thermal::Thermal,
-    /// What feeds it.
+    /// Mains or battery.
     pub power: power::PowerInfo,
-    /// Graphics CPUs, NVML's order.
+    /// GPUs, in NVML's order.
     pub gpus: Vec<gpu::GpuInfo>,
     /// NVIDIA's driver and libraries; absent on macOS, which cannot have them.
     pub nvidia: Option<NvidiaStack>,
@@ -71,11 +72,7 @@ impl Machine {
 
     /// The NVIDIA GPU that CUDA gives this number.
     pub fn cuda_gpu(&self, index: u32) -> Option<&gpu::NvidiaGpu> {
-        let mut cards = self.gpus.iter().filter_map(|gpu| match gpu {
-            gpu::GpuInfo::Nvidia(card) => Some(card),
-            gpu::GpuInfo::Apple(_) => None,
-        });
-        cards.find(|card| card.cuda_index.known() == Some(&index))
+        self.nvidia_gpus().find(|gpu| gpu.cuda_index.known() == Some(&index))
     }
 
     /// The GPU of an Apple chip.
@@ -89,7 +86,7 @@ impl Machine {
     /// Its NVIDIA GPUs.
     pub fn nvidia_gpus(&self) -> impl Iterator<Item = &gpu::NvidiaGpu> {
         self.gpus.iter().filter_map(|gpu| match gpu {
-            gpu::GpuInfo::Nvidia(card) => Some(card),
+            gpu::GpuInfo::Nvidia(gpu) => Some(gpu),
             gpu::GpuInfo::Apple(_) => None,
         })
     }
@@ -129,13 +126,13 @@ impl Provenance {
 pub struct NvidiaStack {
     /// Version of the loaded kernel module.
     pub kernel_module: Reading<String>,
-    /// Version of the driver as its management library tells it.
+    /// Version of the driver, by NVML.
     pub driver: Reading<String>,
-    /// The newest CUDA that the driver speaks.
+    /// The newest CUDA version that the driver supports.
     pub cuda: Reading<String>,
     /// Run-time compiler.
     pub nvrtc: Reading<String>,
-    /// Matrix products.
+    /// Matmuls.
     pub cublaslt: Reading<String>,
     /// Attention.
     pub cudnn: Reading<String>,

@@ -21,7 +21,7 @@ pub struct SystemMemory {
     pub swap_total: Reading<Bytes>,
     /// Swap space not in use.
     pub swap_free: Reading<Bytes>,
-    /// How hard memory is fought over now.
+    /// Current memory pressure.
     pub pressure: Reading<MemoryPressure>,
     /// Whether the system will wake us when pressure rises.
     pub pressure_wakeup: Reading<bool>,

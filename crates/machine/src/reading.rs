@@ -1,6 +1,6 @@
 //! A reading: a value with its unit, its source and its age, or the reason why there is none.
 //!
-//! Nothing here invents a number. A sensor that is missing, unreadable or talking nonsense becomes
+//! Nothing here invents a number. A sensor that is missing, unreadable or implausible becomes
 //! [`Unknown`] with a reason a person can act on, and stays unknown through every later stage.
 
 use std::fmt;
@@ -125,13 +125,13 @@ impl<T: Serialize + Quantity> Serialize for Reading<T> {
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// That many KiB, unless the product does not fit.
+    /// That many KiB, unless that overflows.
     pub fn from_kib(kib: u64) -> Result<Self, Unknown> {
         let bytes = kib.checked_mul(1 << 10).map(Self);
-        bytes.ok_or_else(|| Unknown(format!("{kib} KiB is more than can be")))
+        bytes.ok_or_else(|| Unknown(format!("{kib} KiB is too large")))
     }
 
-    /// That many MiB, unless the product does not fit.
+    /// That many MiB, unless that overflows.
     pub fn from_mib(mib: u64) -> Option<Self> {
         mib.checked_mul(1 << 20).map(Self)
     }

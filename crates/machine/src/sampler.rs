@@ -1,7 +1,7 @@
-//! The thread that feels: takes a reading every second, and at once when memory becomes scarce.
+//! The telemetry thread: takes a reading every second, and at once when memory becomes scarce.
 //!
 //! ```text
-//! time, or the kernel's trigger ─▶ Sense::read ─▶ channel ─▶ drain(), between two steps
+//! time, or the kernel's trigger ─▶ Monitor::read ─▶ channel ─▶ drain(), between two steps
 //! ```
 //!
 //! Readings wait in a channel, so that neither side ever waits for the other: a sensor that hangs does not
@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How long the thread is waited for. Chosen: far longer than a reading takes.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Feels a machine until it is dropped.
+/// Samples a machine's telemetry until it is dropped.
 pub struct TelemetrySampler {
     readings: Receiver<(Instant, Telemetry)>,
     /// Closed to end the thread.
@@ -32,19 +32,19 @@ pub struct TelemetrySampler {
 
 impl TelemetrySampler {
     /// Begins to read.
-    pub fn start(source: ProbeSource, sense: Monitor) -> io::Result<Self> {
-        Self::start_with_interval(INTERVAL, source, sense)
+    pub fn start(source: ProbeSource, monitor: Monitor) -> io::Result<Self> {
+        Self::start_with_interval(INTERVAL, source, monitor)
     }
 
     fn start_with_interval(
         every: Duration,
         source: ProbeSource,
-        sense: Monitor,
+        monitor: Monitor,
     ) -> io::Result<Self> {
         let (end, ours) = io::pipe()?;
         let (sender, readings) = mpsc::channel();
-        let feel = move || sample_loop(every, source, sense, &sender, &end);
-        thread::Builder::new().name("sampler".into()).spawn(feel)?;
+        let sample = move || sample_loop(every, source, monitor, &sender, &end);
+        thread::Builder::new().name("sampler".into()).spawn(sample)?;
         Ok(Self { readings, end: Some(ours) })
     }
 
@@ -74,14 +74,14 @@ impl Drop for TelemetrySampler {
 fn sample_loop(
     every: Duration,
     mut source: ProbeSource,
-    mut sense: Monitor,
+    mut monitor: Monitor,
     readings: &Sender<(Instant, Telemetry)>,
     end: &PipeReader,
 ) {
     let mut trigger = PressureTrigger::arm().ok();
     loop {
         let now = Instant::now();
-        if readings.send((now, sense.read(&mut source, now))).is_err() {
+        if readings.send((now, monitor.read(&mut source, now))).is_err() {
             return;
         }
         match wait(trigger.as_ref(), end, every) {

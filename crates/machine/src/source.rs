@@ -28,6 +28,8 @@ pub enum ProbeQuery<'a> {
     Command(&'a str),
     /// Whether the kernel accepts a memory-pressure trigger.
     PressureTrigger,
+    /// How many performance cores Linux lists, each counted once.
+    PerformanceCores,
     /// NVIDIA's management library: driver and number of GPUs.
     Nvml,
     /// One GPU as the management library sees it.
@@ -55,6 +57,7 @@ impl fmt::Display for ProbeQuery<'_> {
             Self::Folder(path) => write!(f, "folder {path}"),
             Self::Command(line) => write!(f, "run {line}"),
             Self::PressureTrigger => f.write_str("memory pressure trigger"),
+            Self::PerformanceCores => f.write_str("performance cores"),
             Self::Nvml => f.write_str("nvml"),
             Self::NvmlGpu(index) => write!(f, "nvml card {index}"),
             Self::NvmlTelemetry(index) => write!(f, "nvml feel {index}"),

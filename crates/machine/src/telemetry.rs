@@ -1,5 +1,4 @@
-//! How the machine feels at a moment: the few readings that a run is paced by, small enough to be taken
-//! every second. What could not be read is not there; nothing is invented.
+//! Telemetry: the few readings that a run is paced by, small enough to be taken every second. What could not be read is not there; nothing is invented.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +9,13 @@ use crate::memory::PressureLevel;
 pub struct Telemetry {
     /// What this process holds of memory, and what is left.
     pub memory: Option<ProcessMemory>,
-    /// Share of the last ten seconds in which work stood still for want of memory, 0 to 1 (Linux).
+    /// Share of the last ten seconds in which programs stalled on memory, 0 to 1 (Linux).
     pub stalled: Option<f64>,
     /// What macOS says of memory.
     pub level: Option<PressureLevel>,
     /// The sensor that is nearest to its limit.
     pub heat: Option<Temperature>,
-    /// What holds the clock down, if something does that should not.
+    /// What throttles the clock, if something does that should not.
     pub throttled: Option<ThrottleCause>,
     /// Power drawn now.
     pub watts: Option<f64>,
@@ -38,13 +37,13 @@ pub struct ProcessMemory {
 pub struct Temperature {
     /// The sensor's name.
     pub sensor: String,
-    /// What it says.
+    /// Its reading.
     pub celsius: f64,
     /// Where the hardware begins to protect itself, if it is known.
     pub limit: Option<f64>,
 }
 
-/// What holds the clock down. A power cap alone is how GPUs live under load, and is not here.
+/// What throttles the clock. A power cap alone is normal under load, and is not here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThrottleCause {
@@ -52,7 +51,7 @@ pub enum ThrottleCause {
     Heat,
     /// The power supply asked for less.
     PowerBrake,
-    /// Busy at a low clock for no reason that is told: a power supply that is stuck (DGX Spark).
+    /// Busy at a low clock for no reported reason: a power supply that is stuck (DGX Spark).
     StuckPower,
     /// The user, or the system, chose to save power.
     LowPower,

@@ -1,9 +1,9 @@
-//! The doctor's page: what you have, how it feels, what hearth plans with, what is wrong.
+//! The doctor's page: the hardware, its telemetry, what hearth plans with and uses, what is wrong.
 
 use std::fmt::Display;
 
 use compute::self_test::OpVerdict;
-use machine::budget::{Budget, MemoryBound, MemoryLimit};
+use machine::budget::{Budget, DeviceId, MemoryBound, MemoryLimit};
 use machine::findings::{Finding, Severity};
 use machine::gpu::{AppleGpu, GpuInfo, NvidiaGpu};
 use machine::hardware::{Feature, nvidia_arch};
@@ -11,6 +11,7 @@ use machine::memory::{ContainerLimit, MemoryPressure, SystemMemory};
 use machine::power::PowerInfo;
 use machine::reading::Percent;
 use machine::thermal::{MacThermal, Thermal, ThermalSensor};
+use machine::uses::{DeviceUse, UseRole};
 use machine::{Bytes, Machine, NvidiaStack, Provenance, Reading};
 use serde::Serialize;
 
@@ -65,21 +66,25 @@ pub fn page(diagnosis: &Diagnosis) -> String {
         Provenance::Live => {}
         Provenance::Recorded { basis } => page.line(DIM, &format!("recorded by {basis}")),
         Provenance::Documented { basis } => {
-            page.line(DIM, &format!("from published facts, nobody measured it: {basis}"));
+            page.line(DIM, &format!("from published facts, not measured: {basis}"));
         }
     }
-    page.heading("what you have");
+    page.heading("hardware");
     hardware(machine, &mut page);
     for adapter in &diagnosis.adapters {
         page.row("adapter", PLAIN, &adapter_line(adapter));
         page.row("", DIM, &limits(adapter));
     }
-    page.heading("how it feels");
+    page.heading("right now");
     live_status(machine, &mut page);
     page.heading("what hearth plans with");
-    plan(budget, &mut page);
+    plan(machine, budget, &mut page);
+    page.heading(&format!("what {} has", budget.device));
+    features(&budget.features, &mut page);
+    page.heading(&format!("what hearth uses on {}", budget.device));
+    uses(&budget.uses, &mut page);
     page.heading("what is wrong");
-    wrongs(findings, &mut page);
+    problems(findings, &mut page);
     page.finish()
 }
 
@@ -87,7 +92,7 @@ pub fn page(diagnosis: &Diagnosis) -> String {
 pub fn wrong_op(verdict: &OpVerdict) -> String {
     let OpVerdict { name, dtype, error, allowed } = verdict;
     format!(
-        "{name} in {dtype} is wrong: off by {error:.1e} of the largest number, allowed {allowed:.1e}"
+        "{name} in {dtype} is wrong: max error {error:.1e} of the largest value, tolerance {allowed:.1e}"
     )
 }
 
@@ -112,19 +117,18 @@ fn adapter_line(adapter: &OfferedAdapter) -> String {
 fn limits(adapter: &OfferedAdapter) -> String {
     let bytes = [adapter.buffer_bytes, adapter.tensor_bytes, adapter.group_bytes];
     let [buffer, tensor, group] = bytes.map(|bytes| Bytes(bytes as u64));
-    let memory = if adapter.shares_memory { "shared with the CPU" } else { "its own" };
+    let memory = if adapter.shares_memory { "shared with the CPU" } else { "of its own" };
     let list = |is_listed: fn(&AdapterFeature) -> bool| {
         let names = adapter.offers.iter().filter(|offer| is_listed(offer)).map(|offer| offer.name);
         Some(names.collect::<Vec<_>>().join(", ")).filter(|names| !names.is_empty())
     };
     let mut parts = vec![
-        format!("buffers up to {buffer}, tensors up to {tensor}, groups up to {group}"),
+        format!("buffers up to {buffer}, tensors up to {tensor}, workgroup memory {group}"),
         format!("memory {memory}"),
     ];
     parts.extend(list(|offer| offer.on && offer.is_used).map(|names| format!("uses {names}")));
-    parts.extend(
-        list(|offer| offer.on && !offer.is_used).map(|names| format!("has, not used yet: {names}")),
-    );
+    parts
+        .extend(list(|offer| offer.on && !offer.is_used).map(|names| format!("not used: {names}")));
     parts.extend(list(|offer| !offer.on).map(|names| format!("without {names}")));
     parts.join(" · ")
 }
@@ -132,19 +136,19 @@ fn limits(adapter: &OfferedAdapter) -> String {
 fn hardware(machine: &Machine, page: &mut TextPage) {
     for gpu in &machine.gpus {
         match gpu {
-            GpuInfo::Nvidia(card) => page.row("gpu", PLAIN, &nvidia_gpu(card)),
+            GpuInfo::Nvidia(gpu) => page.row("gpu", PLAIN, &nvidia_gpu(gpu)),
             GpuInfo::Apple(gpu) => page.row("gpu", PLAIN, &apple_gpu(gpu)),
         }
     }
     if machine.gpus.is_empty() {
-        page.row("gpu", PLAIN, "none that hearth can name");
+        page.row("gpu", PLAIN, "none found");
     }
     let cpu = &machine.cpu;
     let mut parts = vec![shown(&cpu.model), format!("{} threads", shown(&cpu.threads))];
     if let (Some(all), Some(usable)) = (cpu.threads.known(), cpu.usable_threads.known())
         && usable < all
     {
-        parts.push(format!("{usable} of them for us"));
+        parts.push(format!("{usable} of them for this process"));
     }
     match &cpu.features.value {
         Ok(features) => parts.extend(features.iter().map(|feature| feature.label().to_owned())),
@@ -217,15 +221,15 @@ fn nvidia_stack(stack: &NvidiaStack, page: &mut TextPage) {
 
 fn live_status(machine: &Machine, page: &mut TextPage) {
     for gpu in &machine.gpus {
-        if let GpuInfo::Nvidia(card) = gpu {
-            page.row("gpu", PLAIN, &gpu_status(card));
+        if let GpuInfo::Nvidia(gpu) = gpu {
+            page.row("gpu", PLAIN, &gpu_status(gpu));
         }
     }
     heat(&machine.thermal, page);
     page.row("power", PLAIN, &power(&machine.power));
     let pressure = match &machine.memory.pressure.value {
         Ok(MemoryPressure::Stalls(stalls)) => format!(
-            "work stood still for memory {} of the last 10 s, {} of the last minute",
+            "stalled on memory {} of the last 10 s, {} of the last minute",
             stalls.some_10s, stalls.some_60s
         ),
         Ok(MemoryPressure::Level(level)) => format!("{level:?}").to_lowercase(),
@@ -241,47 +245,47 @@ fn live_status(machine: &Machine, page: &mut TextPage) {
 }
 
 fn gpu_status(gpu: &NvidiaGpu) -> String {
-    let feel = &gpu.telemetry;
+    let telemetry = &gpu.telemetry;
     // Without NVML nothing is known, which need not be said five times.
     if let (Err(heat), Err(power), Err(clock)) =
-        (&feel.temperature.value, &feel.power.value, &feel.clock.value)
+        (&telemetry.temperature.value, &telemetry.power.value, &telemetry.clock.value)
         && heat == power
         && heat == clock
     {
         return format!("unknown: {heat}");
     }
-    let heat = shown(&feel.temperature) + &behind(", slows down at ", gpu.slowdown.known());
-    let power = shown(&feel.power) + &behind(" of ", gpu.power_limit.known());
-    let clock = shown(&feel.clock) + &behind(" of ", gpu.clock_max.known());
-    let held = match &feel.throttle.value {
-        Ok(causes) if causes.is_empty() => "not held back".into(),
+    let heat = shown(&telemetry.temperature) + &after(", throttles at ", gpu.slowdown.known());
+    let power = shown(&telemetry.power) + &after(" of ", gpu.power_limit.known());
+    let clock = shown(&telemetry.clock) + &after(" of ", gpu.clock_max.known());
+    let held = match &telemetry.throttle.value {
+        Ok(causes) if causes.is_empty() => "not throttled".into(),
         Ok(causes) => {
             let causes: Vec<_> = causes.iter().map(|cause| cause.label()).collect();
-            format!("clock held by: {}", causes.join(", "))
+            format!("clock limited by: {}", causes.join(", "))
         }
         Err(reason) => format!("throttle reasons unknown: {reason}"),
     };
-    [heat, power, clock, format!("{} busy", shown(&feel.utilisation)), held].join(" · ")
+    [heat, power, clock, format!("{} busy", shown(&telemetry.utilisation)), held].join(" · ")
 }
 
 fn heat(thermal: &Thermal, page: &mut TextPage) {
     if let Some(mac) = &thermal.mac {
-        page.row("heat", PLAIN, &mac_heat(mac));
+        page.row("thermal", PLAIN, &mac_heat(mac));
         return;
     }
     let text = match &thermal.sensors.value {
         Ok(sensors) => hottest(sensors),
         Err(reason) => format!("unknown: {reason}"),
     };
-    page.row("heat", PLAIN, &text);
+    page.row("thermal", PLAIN, &text);
 }
 
 fn power(power: &PowerInfo) -> String {
     let charge = power.charge.known().copied().flatten();
     let charge = charge.map(|Percent(share)| format!("{share:.0} %"));
     match (&power.on_battery.value, charge) {
-        (Ok(true), charge) => "battery".to_owned() + &behind(", ", charge.as_ref()),
-        (Ok(false), charge) => "mains".to_owned() + &behind(", battery at ", charge.as_ref()),
+        (Ok(true), charge) => "battery".to_owned() + &after(", ", charge.as_ref()),
+        (Ok(false), charge) => "mains".to_owned() + &after(", battery at ", charge.as_ref()),
         (Err(reason), _) => format!("unknown: {reason}"),
     }
 }
@@ -290,11 +294,11 @@ fn hottest(sensors: &[ThermalSensor]) -> String {
     let known = sensors.iter().filter_map(|sensor| Some((sensor, *sensor.temperature.known()?)));
     let Some((sensor, degrees)) = known.max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0)) else {
         let first = sensors.first().map_or_else(String::new, |sensor| shown(&sensor.temperature));
-        return format!("{first} ({} sensors, none of them believable)", sensors.len());
+        return format!("{first} ({} sensors, none of them plausible)", sensors.len());
     };
     let more =
         if sensors.len() > 1 { format!(" (hottest of {})", sensors.len()) } else { String::new() };
-    format!("{} {degrees}{}{more}", sensor.name, behind(", critical at ", sensor.critical.as_ref()))
+    format!("{} {degrees}{}{more}", sensor.name, after(", critical at ", sensor.critical.as_ref()))
 }
 
 fn mac_heat(mac: &MacThermal) -> String {
@@ -304,27 +308,45 @@ fn mac_heat(mac: &MacThermal) -> String {
         format!("power mode {}", named(&mac.power_mode)),
     ]
     .into_iter()
-    .chain(mac.cpu_speed_limit.known().map(|limit| format!("processor speed limit {limit}")))
+    .chain(mac.cpu_speed_limit.known().map(|limit| format!("CPU speed limit {limit}")))
     .collect::<Vec<_>>()
     .join(" · ")
 }
 
-fn plan(budget: &Budget, page: &mut TextPage) {
+fn plan(machine: &Machine, budget: &Budget, page: &mut TextPage) {
     page.row("device", PLAIN, &format!("{}, {}", budget.device, budget.why));
     match &budget.memory {
         Ok(limit) => page.row("memory", PLAIN, &limit_line(limit)),
         Err(reason) => page.row("memory", WARN, &format!("no limit can be set: {reason}")),
     }
     if let Some(threads) = budget.threads {
-        page.row("threads", PLAIN, &threads.to_string());
+        let what_for = match (budget.device, machine.cpu.performance_cores.known()) {
+            (DeviceId::Cuda(_) | DeviceId::Metal, _) => "at most, to load and prepare data",
+            (DeviceId::Cpu, Some(_)) => "to compute, at most one per performance core",
+            (DeviceId::Cpu, None) => "to compute, all that this process may use",
+        };
+        page.row("threads", PLAIN, &format!("{threads} {what_for}"));
     }
-    for Feature { name, on, why } in &budget.features {
+}
+
+fn features(features: &[Feature], page: &mut TextPage) {
+    for Feature { name, on, why } in features {
         let (mark, style) = match on {
             Some(true) => ("✓", GOOD),
             Some(false) => ("✗", DIM),
             None => ("?", WARN),
         };
         page.item(mark, style, &format!("{name}: {why}"));
+    }
+}
+
+fn uses(uses: &[DeviceUse], page: &mut TextPage) {
+    for DeviceUse { name, role, how } in uses {
+        match role {
+            UseRole::Compute => page.item("✓", GOOD, &format!("{name}: {how}")),
+            UseRole::Storage => page.item("~", PLAIN, &format!("{name}: storage only, {how}")),
+            UseRole::Never => page.item("✗", DIM, &format!("{name}: never, {how}")),
+        }
     }
 }
 
@@ -336,14 +358,14 @@ fn limit_line(limit: &MemoryLimit) -> String {
             format!("{available} left in the container less {kept} kept for it")
         }
         MemoryBound::WorkingSet => "Metal's recommended working set".into(),
-        MemoryBound::CardMemory => {
+        MemoryBound::GpuMemory => {
             format!("{available} free on the GPU less {kept} kept for the driver")
         }
     };
     format!("limit {limit}: {why}")
 }
 
-fn wrongs(findings: &[Finding], page: &mut TextPage) {
+fn problems(findings: &[Finding], page: &mut TextPage) {
     if findings.is_empty() {
         page.item("✓", GOOD, "nothing found");
     }
@@ -363,8 +385,8 @@ fn shown<T: Display>(reading: &Reading<T>) -> String {
     }
 }
 
-/// A second value behind the first, if there is one.
-fn behind<T: Display>(words: &str, value: Option<&T>) -> String {
+/// A second value after the first, if there is one.
+fn after<T: Display>(words: &str, value: Option<&T>) -> String {
     value.map_or_else(String::new, |value| format!("{words}{value}"))
 }
 

@@ -9,9 +9,9 @@ use crate::reading::Bytes;
 /// Something that was decided or noticed, with its cause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PaceDecision {
-    /// How the run went.
+    /// The pace before.
     pub from: Pace,
-    /// How it goes on; the same if something was only noticed.
+    /// The pace from now on; the same if something was only noticed.
     pub to: Pace,
     /// Why.
     pub cause: Cause,
@@ -30,8 +30,8 @@ pub enum Cause {
         /// Bytes it may hold.
         share: u64,
     },
-    /// Work stands still for want of memory.
-    #[error("memory is short: work stood still for {:.0} % of ten seconds, more than {:.0} %", 100.0 * stalled, 100.0 * limit)]
+    /// Programs stall on memory.
+    #[error("memory is short: programs stalled on it for {:.0} % of 10 s, more than {:.0} %", 100.0 * stalled, 100.0 * limit)]
     MemoryStalls {
         /// Share of the last ten seconds.
         stalled: f64,
@@ -39,18 +39,18 @@ pub enum Cause {
         limit: f64,
     },
     /// macOS is about to end programs.
-    #[error("memory is short: macOS calls it critical and will end programs")]
+    #[error("memory is short: macOS reports critical pressure and will end programs")]
     MemoryCritical,
     /// An allocation was refused.
-    #[error("memory was refused to a way of computing that takes {}", Bytes(*planned))]
+    #[error("out of memory at a memory level that takes {}", Bytes(*planned))]
     MemoryRefused {
-        /// Bytes that this way of computing takes as planned.
+        /// Bytes that this memory level takes as planned.
         planned: u64,
     },
-    /// There is room again.
-    #[error("there is memory again: {} planned, {} to be had", Bytes(*planned), known(*share))]
+    /// There is memory again.
+    #[error("there is memory again: {} needed, {} available", Bytes(*planned), known(*share))]
     MemoryBack {
-        /// Bytes that the way of computing takes that comes next.
+        /// Bytes that the next memory level takes.
         planned: u64,
         /// Bytes the run may hold, where that is known.
         share: Option<u64>,
@@ -85,8 +85,8 @@ pub enum Cause {
         /// What it shall stay under.
         limit: f64,
     },
-    /// A sensor says the same whether the machine works or rests.
-    #[error("{sensor} is not believed: {celsius:.0} °C for {secs:.0} s, at work and at rest")]
+    /// A sensor reads the same whether the machine is busy or idle.
+    #[error("{sensor} is ignored: {celsius:.0} °C for {secs:.0} s, busy and idle")]
     SensorStuck {
         /// Its name.
         sensor: String,
@@ -95,14 +95,14 @@ pub enum Cause {
         /// For how long.
         secs: f64,
     },
-    /// The sensor that the run was paced by tells nothing any more.
-    #[error("no temperature is known any more, for {secs:.0} s")]
+    /// The sensor that the run was paced by gives no reading any more.
+    #[error("no temperature reading for {secs:.0} s")]
     SensorLost {
         /// For how long.
         secs: f64,
     },
-    /// The hardware slows itself down for heat.
-    #[error("the hardware slows itself down for heat, as {readings} of {of} readings say")]
+    /// The hardware throttles because of heat.
+    #[error("the hardware throttles because of heat, in {readings} of {of} readings")]
     ThrottledByHeat {
         /// Readings that said so ...
         readings: usize,
@@ -110,14 +110,14 @@ pub enum Cause {
         of: usize,
     },
     /// The hardware no longer does.
-    #[error("the hardware has not slowed itself down for {secs:.0} s")]
+    #[error("the hardware has not throttled for {secs:.0} s")]
     ThrottleOver {
         /// For how long.
         secs: f64,
     },
-    /// Steps take longer, and no sensor tells why: less duty is tried.
+    /// Steps take longer, and no sensor says why: less duty is tried.
     #[error(
-        "steps take {drift:.2} times as long as at their best, more than {limit:.2}, and no sensor tells why"
+        "steps take {drift:.2} times as long as the fastest, more than {limit:.2}, and no sensor says why"
     )]
     Slow {
         /// How many times as long as at their best.
@@ -127,7 +127,7 @@ pub enum Cause {
     },
     /// Less duty did not make steps faster: it is not heat.
     #[error(
-        "steps take {before:.2} times as long as at their best, {after:.2} with more rest: it is not heat"
+        "steps take {before:.2} times as long as the fastest, {after:.2} at a lower pace: it is not heat"
     )]
     NotHeat {
         /// How many times as long as at their best steps took before.
@@ -136,7 +136,7 @@ pub enum Cause {
         after: f64,
     },
     /// Steps have long been fast: more duty is tried.
-    #[error("steps take {drift:.2} times as long as at their best, less than {limit:.2}")]
+    #[error("steps take {drift:.2} times as long as the fastest, less than {limit:.2}")]
     SlowNoMore {
         /// How many times as long as at their best.
         drift: f64,
@@ -150,20 +150,20 @@ pub enum Cause {
     #[error("running on mains again")]
     OnMains,
     /// The power supply asked for less.
-    #[error("the power supply holds the clock down: it gives less than the GPU asks for")]
+    #[error("the power supply limits the clock: it gives less than the GPU asks for")]
     PowerBrake,
-    /// Busy at a low clock for no reason that is told.
+    /// Busy at a low clock for no reported reason.
     #[error(
-        "busy at a low clock for no reason that is told: power is stuck, and rest does not help"
+        "busy at a low clock for no reported reason: power is stuck, and a lower pace does not help"
     )]
     StuckPower,
     /// The user, or the system, chose to save power.
-    #[error("a power saving mode holds the clock down")]
+    #[error("a power saving mode limits the clock")]
     LowPower,
 }
 
 impl Cause {
-    /// Whether it is said though it changes nothing.
+    /// Whether it is reported though it changes nothing.
     pub(super) fn is_notice(&self) -> bool {
         matches!(
             self,
@@ -185,16 +185,16 @@ impl Cause {
             }
             Self::MemoryRefused { .. } => "give the run less from the start with --max-memory",
             Self::Hot { .. } | Self::TooHot { .. } => {
-                "let air to the machine, or allow more with --max-temp"
+                "improve the airflow, or allow more with --max-temp"
             }
             Self::ThrottledByHeat { .. } => {
-                "let air to the machine and clean its fans; --mode quiet keeps it cooler"
+                "improve the airflow and clean the fans; --mode quiet keeps it cooler"
             }
             Self::SensorStuck { .. } => {
-                "nothing is lost: the run goes by the time of its steps and the hardware protects itself"
+                "nothing is lost: the run is paced by step time and the hardware protects itself"
             }
             Self::NotHeat { .. } => {
-                "look for another busy program or a power mode that saves energy; macOS: System Settings, \
+                "look for another busy program or a power saving mode; macOS: System Settings, \
                  Battery, Energy Mode"
             }
             Self::OnBattery => "plug it in, or train at full speed with --mode full",

@@ -1,7 +1,7 @@
-//! The rule for memory: which level a run stands on, and when it stands still. It tightens while the run holds
-//! more than its share, as far as planned sizes say is needed and at once when the system suffers; it
-//! widens as far as there is provably room. It never ends a run. What a level means (portions of a
-//! batch, blocks recomputed) it does not know.
+//! The rule for memory: at which memory level a run computes, and when it is paused. It goes to a level that takes
+//! less while the run holds more than its share, as far as planned sizes say is needed and at once when the system
+//! stalls; it goes back as far as there is provably memory. It never ends a run. What a level means (micro-batch
+//! size, gradient checkpointing) it does not know.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::telemetry::{ProcessMemory, Telemetry};
 /// Readings that are averaged.
 const WINDOW: usize = 10;
 
-/// Share of time at a standstill that is not waited out. Chosen: below what makes a desktop stutter; the
+/// Share of time stalled on memory that is not waited out. Chosen: below what makes a desktop stutter; the
 /// trigger of the kernel that wakes the sampler stands at 0.15 of a second.
 const STALL: f64 = 0.1;
 
@@ -30,7 +30,7 @@ const URGENT_PART: f64 = 0.05;
 /// A load below this is room for more. Taken: the rule of the plan, tighten by 0.8 above it, widen below.
 const ROOMY_LOAD: f64 = 0.8;
 
-/// Part of the share that stays free when the next wider level is taken for its size alone.
+/// Part of the share that stays free when the next larger level is taken for its size alone.
 const MARGIN: f64 = 0.05;
 
 /// Readings after a change that show its effect, counted from the first step that ended after it ...
@@ -39,10 +39,10 @@ const SEEN_READINGS: usize = 4;
 /// ... or seconds, where steps are long.
 const SEEN_SECS: f64 = 90.0;
 
-/// Seconds without want before a wider level is taken. Chosen: all are regained within two minutes.
+/// Seconds without want before a larger level is taken. Chosen: all are regained within two minutes.
 const CALM_SECS: f64 = 10.0;
 
-/// How full memory is, and what of it a run takes.
+/// How full memory is, and the level that follows from it.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryControl {
     levels: Vec<GovernorLevel>,
@@ -51,7 +51,7 @@ pub(super) struct MemoryControl {
     shares: VecDeque<ProcessMemory>,
     last: MemoryChange,
     wanted_at: f64,
-    /// Wider levels are barred from here on while patience says so.
+    /// Levels up to this one are barred until the backoff is over.
     barred: usize,
     backoff: Backoff,
 }
@@ -108,20 +108,20 @@ impl MemoryControl {
     }
 
     /// Takes in a reading.
-    pub fn observe(&mut self, now: f64, feel: &Telemetry) -> Option<Cause> {
-        self.take_in(feel.memory);
-        if let Some(want) = self.want(now, feel) {
+    pub fn observe(&mut self, now: f64, telemetry: &Telemetry) -> Option<Cause> {
+        self.take_in(telemetry.memory);
+        if let Some(want) = self.want(now, telemetry) {
             self.wanted_at = now;
             return self.is_effect_seen(now).then(|| self.tighten(now, want)).flatten();
         }
-        if is_uneasy(feel) {
+        if is_under_pressure(telemetry) {
             self.wanted_at = now;
         }
         let is_calm = now - self.wanted_at >= CALM_SECS && now - self.last.secs >= CALM_SECS;
         (is_calm && self.is_effect_seen(now)).then(|| self.widen(now)).flatten()
     }
 
-    /// An allocation was refused: whatever the figures say, this level is too wide.
+    /// An allocation was refused: whatever the figures say, this level is too large.
     pub fn out_of_memory(&mut self, now: f64) -> Option<Cause> {
         let planned = self.levels[self.level].bytes;
         self.wanted_at = now;
@@ -131,7 +131,7 @@ impl MemoryControl {
     }
 
     fn take_in(&mut self, share: Option<ProcessMemory>) {
-        // Where all stands still, nothing more will be seen.
+        // While it is paused, nothing more will be seen.
         self.last.n_readings += usize::from(self.last.has_stepped || self.is_paused);
         let Some(share) = share else { return };
         if self.shares.len() == WINDOW {
@@ -141,18 +141,18 @@ impl MemoryControl {
     }
 
     /// What memory is wanted for, if it is: what cannot wait first, then the average.
-    fn want(&self, now: f64, feel: &Telemetry) -> Option<Cause> {
+    fn want(&self, now: f64, telemetry: &Telemetry) -> Option<Cause> {
         let is_fading = |stalled: f64| {
             now - self.last.secs < FADING_SECS && stalled < FADING_PART * self.last.stalled
         };
         let is_stall = |stalled: &f64| (STALL..=1.0).contains(stalled) && !is_fading(*stalled);
-        if let Some(stalled) = feel.stalled.filter(is_stall) {
+        if let Some(stalled) = telemetry.stalled.filter(is_stall) {
             return Some(Cause::MemoryStalls { stalled: rounded(stalled), limit: STALL });
         }
-        if feel.level == Some(PressureLevel::Critical) {
+        if telemetry.level == Some(PressureLevel::Critical) {
             return Some(Cause::MemoryCritical);
         }
-        let share = feel.memory?;
+        let share = telemetry.memory?;
         let is_urgent = -(share.left as f64) > URGENT_PART * share.held as f64;
         let is_over = self.shares.len() == WINDOW && self.load()? > 1.0;
         let short = Cause::MemoryShort { held: share.held, share: size(share) };
@@ -193,7 +193,7 @@ impl MemoryControl {
         has_changed.then_some(want)
     }
 
-    /// To a tighter level, or to a standstill below the tightest. Returns whether anything changed.
+    /// To a level that takes less, or to a pause below the last. Returns whether anything changed.
     fn step_down(&mut self, now: f64, to: usize) -> bool {
         if self.is_paused {
             return false;
@@ -245,10 +245,10 @@ impl MemoryControl {
     }
 }
 
-/// Whether it would be bold to take more, though nothing need be given back.
-fn is_uneasy(feel: &Telemetry) -> bool {
-    feel.stalled.is_some_and(|stalled| stalled >= STALL / 2.0)
-        || feel.level.is_some_and(|level| level > PressureLevel::Normal)
+/// Whether memory is too contended to take more, though nothing need be given back.
+fn is_under_pressure(telemetry: &Telemetry) -> bool {
+    telemetry.stalled.is_some_and(|stalled| stalled >= STALL / 2.0)
+        || telemetry.level.is_some_and(|level| level > PressureLevel::Normal)
 }
 
 /// Bytes that the run may hold in all.
@@ -267,7 +267,7 @@ mod tests {
         [10, 8, 6, 5].map(|gib| GovernorLevel { bytes: gib * GIB }).to_vec()
     }
 
-    /// A machine that lets the run hold so many GiB; steps end every second, unless all stands still.
+    /// A machine that lets the run hold so many GiB; steps end every second, unless it is paused.
     struct ContendedMachine {
         memory: MemoryControl,
         now: f64,
@@ -278,7 +278,7 @@ mod tests {
             Self { memory: MemoryControl::new(levels()), now: 0.0 }
         }
 
-        /// Rungs taken in so many seconds; a standstill is the number of levels.
+        /// Levels taken in so many seconds; a pause is the number of levels.
         fn wait(&mut self, secs: usize, allowed: f64, stalled: f64) -> Vec<usize> {
             let mut seen = Vec::new();
             for _ in 0..secs {
@@ -289,8 +289,9 @@ mod tests {
                 let held = levels()[self.memory.level()].bytes;
                 let left = (allowed * GIB as f64) as i64 - held.cast_signed();
                 let memory = Some(ProcessMemory { held, left });
-                let feel = Telemetry { memory, stalled: Some(stalled), ..Telemetry::default() };
-                if self.memory.observe(self.now, &feel).is_some() {
+                let telemetry =
+                    Telemetry { memory, stalled: Some(stalled), ..Telemetry::default() };
+                if self.memory.observe(self.now, &telemetry).is_some() {
                     seen.push(if self.memory.is_paused() { 4 } else { self.memory.level() });
                 }
             }
@@ -299,49 +300,49 @@ mod tests {
     }
 
     #[test]
-    fn as_many_rungs_as_the_figures_say() {
-        let mut beside = ContendedMachine::new();
-        assert_eq!(beside.wait(60, 10.5, 0.0), NONE);
-        assert_eq!(beside.wait(1, 5.9, 0.0), [3], "urgent: no averaging");
-        assert_eq!(beside.wait(60, 5.9, 0.0), NONE, "the next would take 6");
-        assert_eq!(beside.wait(100, 8.5, 0.0), [1], "and so up: 10 do not fit");
-        assert_eq!(beside.wait(100, 12.0, 0.0), [0]);
+    fn as_many_levels_as_the_figures_say() {
+        let mut machine = ContendedMachine::new();
+        assert_eq!(machine.wait(60, 10.5, 0.0), NONE);
+        assert_eq!(machine.wait(1, 5.9, 0.0), [3], "urgent: no averaging");
+        assert_eq!(machine.wait(60, 5.9, 0.0), NONE, "the next would take 6");
+        assert_eq!(machine.wait(100, 8.5, 0.0), [1], "and so up: 10 do not fit");
+        assert_eq!(machine.wait(100, 12.0, 0.0), [0]);
     }
 
     #[test]
     fn a_little_too_much_is_averaged() {
-        let mut beside = ContendedMachine::new();
-        assert_eq!(beside.wait(9, 9.8, 0.0), NONE);
-        assert_eq!(beside.wait(1, 9.8, 0.0), [1]);
+        let mut machine = ContendedMachine::new();
+        assert_eq!(machine.wait(9, 9.8, 0.0), NONE);
+        assert_eq!(machine.wait(1, 9.8, 0.0), [1]);
     }
 
     #[test]
-    fn stalls_go_down_a_rung_at_a_time_and_stand_still_at_last() {
-        let mut beside = ContendedMachine::new();
-        assert_eq!(beside.wait(1, 20.0, 0.5), [1], "at once");
-        assert_eq!(beside.wait(30, 20.0, 0.5), [2, 3, 4]);
-        assert_eq!(beside.wait(600, 20.0, 0.5), NONE, "still paused, never more");
-        assert_eq!(beside.wait(60, 20.0, 0.0), [3, 0]);
+    fn stalls_go_down_a_level_at_a_time_and_pause_at_last() {
+        let mut machine = ContendedMachine::new();
+        assert_eq!(machine.wait(1, 20.0, 0.5), [1], "at once");
+        assert_eq!(machine.wait(30, 20.0, 0.5), [2, 3, 4]);
+        assert_eq!(machine.wait(600, 20.0, 0.5), NONE, "still paused, never more");
+        assert_eq!(machine.wait(60, 20.0, 0.0), [3, 0]);
     }
 
     #[test]
     fn a_stall_that_fades_is_the_past() {
-        let mut beside = ContendedMachine::new();
-        assert_eq!(beside.wait(1, 20.0, 0.4), [1]);
+        let mut machine = ContendedMachine::new();
+        assert_eq!(machine.wait(1, 20.0, 0.4), [1]);
         for secs in 1..20 {
             let stalled = 0.4 * f64::exp(-f64::from(secs) / 10.0);
-            assert_eq!(beside.wait(1, 20.0, stalled), NONE, "after {secs} s");
+            assert_eq!(machine.wait(1, 20.0, stalled), NONE, "after {secs} s");
         }
     }
 
     #[test]
-    fn a_rung_that_did_not_last_is_left_alone_for_longer_each_time() {
-        let mut beside = ContendedMachine::new();
+    fn a_level_that_did_not_last_is_not_tried_for_longer_each_time() {
+        let mut machine = ContendedMachine::new();
         let mut n_changes = Vec::new();
         for _ in 0..6 {
             // A hog that comes and goes every two minutes, for an hour.
             let hour = (0..15)
-                .map(|_| beside.wait(120, 9.0, 0.0).len() + beside.wait(120, 12.0, 0.0).len());
+                .map(|_| machine.wait(120, 9.0, 0.0).len() + machine.wait(120, 12.0, 0.0).len());
             n_changes.push(hour.sum::<usize>());
         }
         assert!(n_changes[0] <= 8 && n_changes[1..].iter().all(|n| *n <= 4), "{n_changes:?}");
@@ -356,18 +357,18 @@ mod tests {
             assert_eq!(memory.level(), level);
         }
         assert!(memory.is_paused());
-        assert!(memory.out_of_memory(0.0).is_none(), "it stands still already");
+        assert!(memory.out_of_memory(0.0).is_none(), "it is paused already");
     }
 
     #[test]
     fn a_change_is_judged_by_steps_taken_after_it() {
         let mut memory = MemoryControl::new(levels());
-        let feel = Telemetry { stalled: Some(0.5), ..Telemetry::default() };
-        assert!(memory.observe(0.0, &feel).is_some());
-        // A long step goes on the old way: its readings say nothing.
-        assert!((1..60).all(|secs| memory.observe(f64::from(secs), &feel).is_none()));
+        let telemetry = Telemetry { stalled: Some(0.5), ..Telemetry::default() };
+        assert!(memory.observe(0.0, &telemetry).is_some());
+        // A long step still runs at the old level: its readings say nothing.
+        assert!((1..60).all(|secs| memory.observe(f64::from(secs), &telemetry).is_none()));
         memory.stepped();
-        assert!((60..63).all(|secs| memory.observe(f64::from(secs), &feel).is_none()));
-        assert!(memory.observe(64.0, &feel).is_some());
+        assert!((60..63).all(|secs| memory.observe(f64::from(secs), &telemetry).is_none()));
+        assert!(memory.observe(64.0, &telemetry).is_some());
     }
 }

@@ -1,9 +1,9 @@
 //! The governor: how fast a run goes and how much memory it takes, so that neither heat nor other
-//! programs end it. Pure: it is told the time, what the machine feels like and what steps took; it reads
-//! nothing, sleeps never and has no thread. Whoever computes keeps to its pace.
+//! programs end it. Pure: it is given the time, telemetry and step times; it reads nothing, never sleeps and
+//! has no thread. The training loop keeps to its pace.
 //!
-//! Four rules, each a small state machine that knows nothing of the others: `memory` sets the level, `heat`,
-//! `drift` and `power` each a bound on the duty, of which the lowest counts. The rules in plain
+//! Four rules, each a small state machine that knows nothing of the others: `memory` sets the memory level,
+//! `thermal`, `drift` and `power` each a bound on the duty cycle, of which the lowest counts. The rules in plain
 //! words are in `docs/thermal.md`; `simulated` is the machine that they are proven on.
 
 mod backoff;
@@ -37,34 +37,33 @@ use self::thermal::{DutyState, ThermalControl};
 use crate::memory::PressureLevel;
 use crate::telemetry::Telemetry;
 
-/// The lowest duty. Chosen: a run that rests nine seconds of ten still ends; what needs more rest is a
-/// standstill.
+/// The lowest duty. Chosen: a run that rests nine seconds of ten still ends; what needs more rest is paused.
 pub const MIN_DUTY: f64 = 0.1;
 
 /// Seconds for which a reading explains slow steps.
 const EXPLAINS_SECS: f64 = 30.0;
 
-/// Share of time at a standstill that explains slow steps, though it is too little to give memory back.
+/// Share of time stalled on memory that explains slow steps, though it is too little to give memory back.
 const EXPLAINING_STALL: f64 = 0.02;
 
-/// One way to compute, as far as the governor knows it. Ways stand in an order: the first is the plan's,
-/// fastest and largest; each that follows takes less memory.
+/// A memory level, as far as the governor knows it. Levels are in order: the first is the plan's, fastest
+/// and largest; each that follows takes less memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GovernorLevel {
-    /// Bytes that the process holds at its peak this way.
+    /// Bytes that the process holds at its peak at this level.
     pub bytes: u64,
 }
 
-/// How a run goes now.
+/// The pace of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
     /// Which memory level it computes at; 0 is the plan's.
     #[serde(alias = "rung")]
     pub level: usize,
-    /// Share of time in which it computes; it rests in the rest. Short rests in short turns heat less
+    /// Share of time in which it computes; it idles in the rest. Short rests in short turns heat less
     /// than long ones in long.
     pub duty: f64,
-    /// Whether it stands still until told otherwise.
+    /// Whether it is paused.
     pub is_paused: bool,
 }
 
@@ -77,7 +76,7 @@ pub struct StepTime {
     pub expected_secs: f64,
 }
 
-/// Decides how a run goes.
+/// Decides the pace of a run.
 #[derive(Clone, Debug)]
 pub struct Governor {
     policy: GovernorPolicy,
@@ -110,17 +109,17 @@ impl Governor {
     }
 
     /// Takes in a reading; one a second is usual, more under pressure.
-    pub fn observe(&mut self, now: Duration, feel: &Telemetry) -> Vec<PaceDecision> {
+    pub fn observe(&mut self, now: Duration, telemetry: &Telemetry) -> Vec<PaceDecision> {
         let now = self.at(now);
-        if explains_slow_steps(feel) {
+        if explains_slow_steps(telemetry) {
             self.explained_at = now;
         }
         let mut decisions = Vec::new();
-        let cause = self.power.observe(now, feel);
+        let cause = self.power.observe(now, telemetry);
         self.decide(cause, &mut decisions);
-        let cause = self.memory.observe(now, feel);
+        let cause = self.memory.observe(now, telemetry);
         self.decide(cause, &mut decisions);
-        let cause = self.thermal.observe(now, feel, self.duty_state());
+        let cause = self.thermal.observe(now, telemetry, self.duty_state());
         self.decide(cause, &mut decisions);
         decisions
     }
@@ -150,7 +149,7 @@ impl Governor {
         decisions
     }
 
-    /// How the run goes now.
+    /// The current pace.
     pub fn pace(&self) -> Pace {
         self.pace
     }
@@ -166,7 +165,7 @@ impl Governor {
         moment.secs
     }
 
-    /// Puts the rules together, and tells what changed or is worth a word; the same word only once.
+    /// Combines the rules, and returns what changed or is worth a notice; each kind of notice only once.
     fn decide(&mut self, cause: Option<Cause>, decisions: &mut Vec<PaceDecision>) {
         let Some(cause) = cause else { return };
         let from = self.pace;
@@ -176,11 +175,11 @@ impl Governor {
             is_paused: self.memory.is_paused() || self.thermal.is_paused(),
         };
         let kind = std::mem::discriminant(&cause);
-        let is_said = self.reported.contains(&kind);
-        if from != self.pace || (cause.is_notice() && !is_said) {
+        let is_reported = self.reported.contains(&kind);
+        if from != self.pace || (cause.is_notice() && !is_reported) {
             decisions.push(PaceDecision { from, to: self.pace, cause });
         }
-        if !is_said {
+        if !is_reported {
             self.reported.push(kind);
         }
     }
@@ -189,12 +188,12 @@ impl Governor {
         DutyState {
             duty: self.pace.duty,
             most_duty: self.most_duty(),
-            is_held_up: self.memory.is_paused(),
+            is_paused_for_memory: self.memory.is_paused(),
             cycle_secs: self.cycle_secs(),
         }
     }
 
-    /// The highest duty that is allowed by all but heat that can be seen.
+    /// The highest duty that everything but visible heat allows.
     fn most_duty(&self) -> f64 {
         (self.policy.duty(self.power.is_on_battery()) * self.drift.share()).max(MIN_DUTY)
     }
@@ -206,8 +205,8 @@ impl Governor {
 }
 
 /// Whether something other than hidden heat makes steps slow.
-fn explains_slow_steps(feel: &Telemetry) -> bool {
-    feel.throttled.is_some()
-        || feel.stalled.is_some_and(|stalled| stalled >= EXPLAINING_STALL)
-        || feel.level.is_some_and(|level| level > PressureLevel::Normal)
+fn explains_slow_steps(telemetry: &Telemetry) -> bool {
+    telemetry.throttled.is_some()
+        || telemetry.stalled.is_some_and(|stalled| stalled >= EXPLAINING_STALL)
+        || telemetry.level.is_some_and(|level| level > PressureLevel::Normal)
 }

@@ -1,5 +1,5 @@
-//! Power: the battery, which lowers the duty, and whatever holds the clock down without heat, against which no
-//! pace helps. That something is said only once is the governor's part.
+//! Power: the battery, which lowers the duty, and whatever holds the clock down without heat, against which
+//! no pace helps. The governor reports each only once.
 
 use super::backoff::Backoff;
 use super::cause::Cause;
@@ -42,9 +42,9 @@ impl PowerControl {
     }
 
     /// Takes in a reading.
-    pub fn observe(&mut self, now: f64, feel: &Telemetry) -> Option<Cause> {
-        let clock = self.clock(feel.throttled);
-        self.battery(now, feel.on_battery).or(clock)
+    pub fn observe(&mut self, now: f64, telemetry: &Telemetry) -> Option<Cause> {
+        let clock = self.clock(telemetry.throttled);
+        self.battery(now, telemetry.on_battery).or(clock)
     }
 
     fn battery(&mut self, now: f64, on_battery: Option<bool>) -> Option<Cause> {
@@ -91,9 +91,9 @@ mod tests {
         let mut n_changes = [0; 6];
         for secs in 0..6 * 3600_u32 {
             let on_battery = Some(secs / 60 % 2 == 1);
-            let feel = Telemetry { on_battery, ..Telemetry::default() };
+            let telemetry = Telemetry { on_battery, ..Telemetry::default() };
             n_changes[secs as usize / 3600] +=
-                usize::from(power.observe(f64::from(secs), &feel).is_some());
+                usize::from(power.observe(f64::from(secs), &telemetry).is_some());
         }
         assert!(n_changes.iter().all(|n| (1..=8).contains(n)), "{n_changes:?}");
         assert!(n_changes[5] <= 2, "{n_changes:?}");
@@ -103,8 +103,8 @@ mod tests {
     fn a_moment_is_not_believed() {
         let mut power = PowerControl::new();
         let mut said = |throttled: Option<ThrottleCause>, n: usize| {
-            let feel = Telemetry { throttled, ..Telemetry::default() };
-            (0..n).filter_map(|_| power.observe(0.0, &feel)).last()
+            let telemetry = Telemetry { throttled, ..Telemetry::default() };
+            (0..n).filter_map(|_| power.observe(0.0, &telemetry)).last()
         };
         assert_eq!(said(Some(ThrottleCause::PowerBrake), 4), None);
         assert_eq!(said(None, 1), None);

@@ -154,8 +154,8 @@ impl SimulatedMachine {
                 done += self.tick(driver, &mut decisions);
             }
             if let PaceSource::Governed(governor) = driver {
-                let feel = self.telemetry(governor.pace().level);
-                decisions.extend(governor.observe(self.now(), &feel));
+                let telemetry = self.telemetry(governor.pace().level);
+                decisions.extend(governor.observe(self.now(), &telemetry));
             }
             trace.celsius.push(self.celsius());
             trace.pace.push(driver.pace());

@@ -286,7 +286,7 @@ fn a_sensor_that_is_stuck_at_a_high_value_does_not_end_a_run() {
     assert!(trace.pace[900..].iter().all(|pace| pace.duty == 1.0 && !pace.is_paused), "{trace}");
 }
 
-/// Recorded: a GPU under products for 14 of every 20 seconds, with `examples/feel.rs`, 2026-11-16.
+/// Recorded: a GPU running matmuls for 14 of every 20 seconds, with `examples/telemetry.rs`, 2026-11-16.
 const H200: &str = include_str!("recorded/h200.jsonl");
 
 /// What is decided on a recorded GPU, whose heat does not answer to the pace.
@@ -294,17 +294,20 @@ fn decided_on_h200(policy: GovernorPolicy) -> Vec<PaceDecision> {
     #[derive(Deserialize)]
     struct Line {
         secs: f64,
-        feel: Telemetry,
+        #[serde(rename = "feel")]
+        telemetry: Telemetry,
     }
     let mut governor = Governor::new(policy, vec![GovernorLevel { bytes: 1 << 30 }]);
     let lines = H200.lines().map(|line| serde_json::from_str::<Line>(line).unwrap());
     lines
-        .flat_map(|Line { secs, feel }| governor.observe(Duration::from_secs_f64(secs), &feel))
+        .flat_map(|Line { secs, telemetry }| {
+            governor.observe(Duration::from_secs_f64(secs), &telemetry)
+        })
         .collect()
 }
 
 #[test]
-fn a_recorded_card_is_left_alone_unless_it_is_to_be_cooler() {
+fn a_recorded_gpu_keeps_its_pace_unless_a_lower_limit_is_asked_for() {
     for mode in [GovernorMode::Balanced, GovernorMode::Full, GovernorMode::Overnight] {
         assert_eq!(decided_on_h200(policy(mode)), []);
     }
@@ -474,7 +477,7 @@ fn nonsense_is_survived() {
                 };
                 let at = Duration::from_millis(now);
                 let sensor = String::new();
-                let feel = Telemetry {
+                let telemetry = Telemetry {
                     memory: (random.below(2) == 0).then(|| ProcessMemory {
                         held: random.next(),
                         left: random.next().cast_signed(),
@@ -489,7 +492,7 @@ fn nonsense_is_survived() {
                     watts: Some(odd()),
                     ..Telemetry::default()
                 };
-                governor.observe(at, &feel);
+                governor.observe(at, &telemetry);
                 governor.record_step(at, StepTime { secs: odd(), expected_secs: odd() });
                 if random.below(100) == 0 {
                     governor.out_of_memory(at);

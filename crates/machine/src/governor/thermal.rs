@@ -1,6 +1,5 @@
-//! The rule for heat that can be seen: by a sensor's temperature, or since the hardware says that it slows
-//! itself down. It sets a duty: lower when the limit is about to be passed, higher when there is room, and a
-//! standstill far above. Temperature over the room grows about as power does, and power as duty does, so one
+//! The rule for heat that can be seen: by a sensor's temperature, or by the hardware's throttle flags. It sets a
+//! duty cycle: lower when the limit is about to be passed, higher when there is headroom, and a pause far above. Temperature above ambient grows about as power does, and power as duty does, so one
 //! division says which duty to take; it is wrong by what the sensor is warmed by others, and corrected by the next.
 
 use std::collections::VecDeque;
@@ -19,7 +18,7 @@ pub const OVERSHOOT: f64 = 3.0;
 /// Degrees below the limit at which it goes on.
 const GO_ON_BELOW: f64 = 5.0;
 
-/// Degrees below the limit that are good enough. Chosen: 1.5 of 60 above the room are 2.5 % of speed.
+/// Degrees below the limit that are good enough. Chosen: 1.5 of 60 above ambient are 2.5 % of speed.
 const BAND: f64 = 1.5;
 
 /// Degrees above the limit that it takes to lower the duty. Chosen: as much as peaks of honest sensors are off.
@@ -28,9 +27,9 @@ const HOT_ABOVE: f64 = 1.0;
 /// Degrees below the limit that a higher duty aims at.
 const AIM_BELOW: f64 = 0.5;
 
-/// The air around, where nobody measured it. Chosen: a warmer one makes corrections smaller, never
+/// Ambient temperature, which nobody measures. Chosen: a warmer one makes corrections smaller, never
 /// wrong in sign.
-const ROOM_CELSIUS: f64 = 25.0;
+const AMBIENT_CELSIUS: f64 = 25.0;
 
 /// Changes of duty smaller than this part are not worth one.
 const SMALLEST_PART: f64 = 0.02;
@@ -63,7 +62,7 @@ const FLAGGED_LEAST: f64 = 0.3;
 /// Seconds for which a sensor that falls silent is still believed.
 const SILENT_SECS: f64 = 60.0;
 
-/// How warm it is, and the duty that follows.
+/// The temperature, and the duty that follows from it.
 #[derive(Clone, Debug)]
 pub(super) struct ThermalControl {
     policy: GovernorPolicy,
@@ -75,7 +74,7 @@ pub(super) struct ThermalControl {
     flags: VecDeque<bool>,
     flagged_at: f64,
     raised: Raise,
-    /// How far from the limit it was going to be when a higher duty was taken that did not last.
+    /// How far from the limit it was state to be when a higher duty was taken that did not last.
     too_warm: f64,
     raise_backoff: Backoff,
     resume_backoff: Backoff,
@@ -86,19 +85,19 @@ pub(super) struct ThermalControl {
 struct Raise {
     from: f64,
     to: f64,
-    /// How far from the limit it was going to be.
+    /// How far from the limit it was state to be.
     ahead: f64,
 }
 
-/// How the run goes while it is felt.
+/// The run's pace while a reading is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DutyState {
     /// Its duty.
     pub duty: f64,
     /// The highest that anything else allows.
     pub most_duty: f64,
-    /// Whether it stands still for want of memory.
-    pub is_held_up: bool,
+    /// Whether it is paused for want of memory.
+    pub is_paused_for_memory: bool,
     /// Seconds that a step takes with its rest.
     pub cycle_secs: f64,
 }
@@ -142,27 +141,27 @@ impl ThermalControl {
     }
 
     /// Takes in a reading.
-    pub fn observe(&mut self, now: f64, feel: &Telemetry, going: DutyState) -> Option<Cause> {
-        self.take_in_flag(now, feel.throttled);
+    pub fn observe(&mut self, now: f64, telemetry: &Telemetry, state: DutyState) -> Option<Cause> {
+        self.take_in_flag(now, telemetry.throttled);
         let was_stuck = self.thermometer.stuck_secs().is_some();
-        let outlook = feel.heat.as_ref().and_then(|heat| {
-            let duty = if self.is_paused || going.is_held_up { 0.0 } else { going.duty };
+        let forecast = telemetry.heat.as_ref().and_then(|heat| {
+            let duty = if self.is_paused || state.is_paused_for_memory { 0.0 } else { state.duty };
             let limit = self.policy.limit(heat);
-            self.thermometer.read(now, heat, limit, duty, going.cycle_secs)
+            self.thermometer.read(now, heat, limit, duty, state.cycle_secs)
         });
         if let (Some(secs), Some(heat), false) =
-            (self.thermometer.stuck_secs(), &feel.heat, was_stuck)
+            (self.thermometer.stuck_secs(), &telemetry.heat, was_stuck)
         {
             let (sensor, celsius) = (heat.sensor.clone(), rounded(heat.celsius));
             self.resume(now);
             return Some(Cause::SensorStuck { sensor, celsius, secs: secs.round() });
         }
-        match outlook {
-            Some(outlook) => {
+        match forecast {
+            Some(forecast) => {
                 self.read_at = Some(now);
-                self.judge(now, &outlook, going)
+                self.judge(now, &forecast, state)
             }
-            None => self.judge_blind(now, going),
+            None => self.judge_blind(now, state),
         }
     }
 
@@ -180,31 +179,31 @@ impl ThermalControl {
     fn judge(
         &mut self,
         now: f64,
-        outlook: &TemperatureForecast,
-        going: DutyState,
+        forecast: &TemperatureForecast,
+        state: DutyState,
     ) -> Option<Cause> {
         if self.is_paused {
-            let is_cool = outlook.over <= -GO_ON_BELOW && self.resume_backoff.is_ready(now);
+            let is_cool = forecast.over <= -GO_ON_BELOW && self.resume_backoff.is_ready(now);
             return is_cool.then(|| {
                 self.resume_backoff.start(now);
                 self.resume(now);
-                outlook.cool()
+                forecast.cool()
             });
         }
-        if outlook.over > OVERSHOOT {
+        if forecast.over > OVERSHOOT {
             self.resume_backoff.fail(now);
             self.is_paused = true;
             self.changed(now);
-            return Some(outlook.too_hot());
+            return Some(forecast.too_hot());
         }
-        if let Some(cause) = self.flagged(now, going) {
+        if let Some(cause) = self.flagged(now, state) {
             return Some(cause);
         }
-        let ahead = outlook.ahead.filter(|_| !going.is_held_up)?;
+        let ahead = forecast.ahead.filter(|_| !state.is_paused_for_memory)?;
         if ahead > HOT_ABOVE {
-            return self.lower(now, ahead, outlook, going);
+            return self.lower(now, ahead, forecast, state);
         }
-        self.raise(now, ahead, outlook, going)
+        self.raise(now, ahead, forecast, state)
     }
 
     /// Fewer degrees need fewer watts.
@@ -212,36 +211,36 @@ impl ThermalControl {
         &mut self,
         now: f64,
         ahead: f64,
-        outlook: &TemperatureForecast,
-        going: DutyState,
+        forecast: &TemperatureForecast,
+        state: DutyState,
     ) -> Option<Cause> {
-        let room = outlook.room();
-        let wanted = going.duty * (room / (room + ahead)).min(1.0 - SMALLEST_PART);
-        self.set_lower(now, wanted, going).then(|| outlook.hot())
+        let headroom = forecast.headroom();
+        let wanted = state.duty * (headroom / (headroom + ahead)).min(1.0 - SMALLEST_PART);
+        self.set_lower(now, wanted, state).then(|| forecast.hot())
     }
 
     fn raise(
         &mut self,
         now: f64,
         ahead: f64,
-        outlook: &TemperatureForecast,
-        going: DutyState,
+        forecast: &TemperatureForecast,
+        state: DutyState,
     ) -> Option<Cause> {
-        let room = outlook.room();
-        let rise = (room - AIM_BELOW) / (room + ahead).max(1.0);
+        let headroom = forecast.headroom();
+        let rise = (headroom - AIM_BELOW) / (headroom + ahead).max(1.0);
         let is_due = ahead < -NEAR || now - self.changed_at >= NEAR_RISE_SECS;
         let has_room = ahead < -BAND && is_due && self.is_long_unflagged(now);
-        let to = self.higher_duty(now, rise.clamp(1.0, RISE), going).filter(|_| has_room)?;
+        let to = self.higher_duty(now, rise.clamp(1.0, RISE), state).filter(|_| has_room)?;
         if !self.raise_backoff.is_ready(now) && ahead >= self.too_warm - COOLER {
             return None;
         }
-        self.set_higher(now, Raise { from: going.duty, to, ahead });
-        Some(outlook.cool())
+        self.set_higher(now, Raise { from: state.duty, to, ahead });
+        Some(forecast.cool())
     }
 
-    /// No temperature is known: the hardware's word alone counts, and what was decided by a sensor is
+    /// No temperature is known: the throttle flags alone count, and what was decided by a sensor is
     /// taken back after a while.
-    fn judge_blind(&mut self, now: f64, going: DutyState) -> Option<Cause> {
+    fn judge_blind(&mut self, now: f64, state: DutyState) -> Option<Cause> {
         let silent_secs = self.read_at.map(|at| now - at).filter(|secs| *secs >= SILENT_SECS);
         if self.is_paused {
             return silent_secs.map(|secs| {
@@ -249,22 +248,22 @@ impl ThermalControl {
                 Cause::SensorLost { secs: secs.round() }
             });
         }
-        if let Some(cause) = self.flagged(now, going) {
+        if let Some(cause) = self.flagged(now, state) {
             return Some(cause);
         }
         if (self.read_at.is_some() && silent_secs.is_none()) || !self.is_long_unflagged(now) {
             return None;
         }
-        let to = self.higher_duty(now, RISE, going).filter(|_| self.raise_backoff.is_ready(now))?;
-        self.set_higher(now, Raise { from: going.duty, to, ahead: 0.0 });
+        let to = self.higher_duty(now, RISE, state).filter(|_| self.raise_backoff.is_ready(now))?;
+        self.set_higher(now, Raise { from: state.duty, to, ahead: 0.0 });
         Some(match silent_secs {
             Some(secs) => Cause::SensorLost { secs: secs.round() },
             None => Cause::ThrottleOver { secs: (now - self.flagged_at).round().min(1e6) },
         })
     }
 
-    /// The hardware slows itself down: a little less duty, and a look.
-    fn flagged(&mut self, now: f64, going: DutyState) -> Option<Cause> {
+    /// The hardware throttles: a little less duty, then see.
+    fn flagged(&mut self, now: f64, state: DutyState) -> Option<Cause> {
         let readings = self.flags.iter().filter(|is_flagged| **is_flagged).count();
         if readings < FLAGGED {
             return None;
@@ -273,9 +272,9 @@ impl ThermalControl {
         if !self.policy.avoids_throttling() {
             return Some(cause);
         }
-        let is_due = now - self.changed_at >= FLAGGED_SECS && going.duty > FLAGGED_LEAST;
-        let wanted = (FLAGGED_PART * going.duty).max(FLAGGED_LEAST);
-        (is_due && self.set_lower(now, wanted, going)).then_some(cause)
+        let is_due = now - self.changed_at >= FLAGGED_SECS && state.duty > FLAGGED_LEAST;
+        let wanted = (FLAGGED_PART * state.duty).max(FLAGGED_LEAST);
+        (is_due && self.set_lower(now, wanted, state)).then_some(cause)
     }
 
     fn is_long_unflagged(&self, now: f64) -> bool {
@@ -283,12 +282,12 @@ impl ThermalControl {
     }
 
     /// Lower; where a small rise did not last, back to what it was before at least. Returns whether it changed.
-    fn set_lower(&mut self, now: f64, wanted: f64, going: DutyState) -> bool {
-        let is_mistake = self.raise_backoff.is_recent(now) && going.duty <= self.raised.to;
+    fn set_lower(&mut self, now: f64, wanted: f64, state: DutyState) -> bool {
+        let is_mistake = self.raise_backoff.is_recent(now) && state.duty <= self.raised.to;
         let is_small = self.raised.to <= SMALL_RISE * self.raised.from;
         let wanted = if is_mistake && is_small { wanted.min(self.raised.from) } else { wanted };
         let duty = whole_percent(wanted).max(MIN_DUTY);
-        if duty >= going.duty {
+        if duty >= state.duty {
             return false;
         }
         if is_mistake {
@@ -301,12 +300,12 @@ impl ThermalControl {
     }
 
     /// The duty to rise to, if it is time and worth it.
-    fn higher_duty(&self, now: f64, rise: f64, going: DutyState) -> Option<f64> {
-        let is_due = now - self.changed_at >= RISE_SECS && !going.is_held_up;
-        let wanted = going.duty * rise;
+    fn higher_duty(&self, now: f64, rise: f64, state: DutyState) -> Option<f64> {
+        let is_due = now - self.changed_at >= RISE_SECS && !state.is_paused_for_memory;
+        let wanted = state.duty * rise;
         let to = if wanted >= 1.0 - SMALLEST_PART { 1.0 } else { whole_percent(wanted + 0.005) };
         let is_worth_it = to >= (1.0 + SMALLEST_PART) * self.duty || (to == 1.0 && self.duty < 1.0);
-        (is_due && is_worth_it && going.duty < going.most_duty).then_some(to)
+        (is_due && is_worth_it && state.duty < state.most_duty).then_some(to)
     }
 
     fn set_higher(&mut self, now: f64, raise: Raise) {
@@ -319,7 +318,7 @@ impl ThermalControl {
         self.changed(now);
     }
 
-    /// After a standstill, with less than before.
+    /// After a pause, with less duty than before.
     fn resume(&mut self, now: f64) {
         if std::mem::take(&mut self.is_paused) {
             self.duty = whole_percent(0.8 * self.duty).max(MIN_DUTY);
@@ -334,9 +333,9 @@ impl ThermalControl {
 }
 
 impl TemperatureForecast {
-    /// Degrees between the air around and the limit.
-    fn room(&self) -> f64 {
-        (self.limit - ROOM_CELSIUS).max(15.0)
+    /// Degrees between ambient temperature and the limit.
+    fn headroom(&self) -> f64 {
+        (self.limit - AMBIENT_CELSIUS).max(15.0)
     }
 
     fn hot(&self) -> Cause {

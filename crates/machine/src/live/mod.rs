@@ -14,6 +14,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::cores::linux_performance_cores;
 use crate::pressure::PressureTrigger;
 use crate::reading::Unknown;
 use crate::source::{ProbeAnswer, ProbeQuery};
@@ -39,6 +40,9 @@ impl LiveSource {
             ProbeQuery::Folder(path) => list(Path::new(path)).map_err(unknown),
             ProbeQuery::Command(line) => run(line),
             ProbeQuery::PressureTrigger => self.pressure_trigger(),
+            ProbeQuery::PerformanceCores => linux_performance_cores()
+                .map(|cores| cores.to_string())
+                .ok_or_else(|| Unknown::because("/sys/devices does not tell cores apart")),
             ProbeQuery::Nvml => Ok(nvml::driver(self.nvml()?)),
             ProbeQuery::NvmlGpu(index) => nvml::gpu(self.nvml()?, index),
             ProbeQuery::NvmlTelemetry(index) => nvml::telemetry(self.nvml()?, index),

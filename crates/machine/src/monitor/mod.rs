@@ -80,7 +80,7 @@ struct EnergyCounters {
     before: Option<(Instant, Vec<u64>)>,
 }
 
-/// What is asked seldom.
+/// What is asked every [`SLOW_INTERVAL`].
 #[derive(Default)]
 struct SlowReadings {
     on_battery: Option<bool>,
@@ -91,13 +91,13 @@ struct SlowReadings {
 impl Monitor {
     /// For a run on that device of the machine, which may hold as much main memory as `cap`.
     pub fn new(machine: &Machine, device: DeviceId, cap: Option<Bytes>) -> Self {
-        let card = gpu_of(machine, device);
+        let gpu = gpu_of(machine, device);
         let sensors = machine.thermal.sensors.known().into_iter().flatten();
         Self {
             cap,
             sensors: sensors.filter_map(sensor_file).collect(),
-            meter: power_meter(machine, card.map(|(_, card)| card)),
-            gpu: card.map(|(index, card)| watched_gpu(index, card)),
+            meter: power_meter(machine, gpu.map(|(_, gpu)| gpu)),
+            gpu: gpu.map(|(index, gpu)| watched_gpu(index, gpu)),
             slow: None,
         }
     }
@@ -106,18 +106,16 @@ impl Monitor {
     pub fn read(&mut self, source: &mut ProbeSource, now: Instant) -> Telemetry {
         self.read_slow(source, now);
         let memory = probe::memory(source);
-        let card = self.gpu.as_ref().map(|card| probe::card_feel(source, card.index));
-        let seldom = self.slow.as_ref().map(|(_, seldom)| seldom);
+        let gpu = self.gpu.as_ref().map(|gpu| probe::gpu_telemetry(source, gpu.index));
+        let slow = self.slow.as_ref().map(|(_, slow)| slow);
         Telemetry {
             memory: self.share(&memory),
             stalled: stalled(&memory),
             level: level(&memory),
-            heat: self.heat(source, card.as_ref()),
-            throttled: self
-                .throttle_cause(card.as_ref())
-                .or(seldom.and_then(|seldom| seldom.throttled)),
-            on_battery: seldom.and_then(|seldom| seldom.on_battery),
-            watts: self.watts(source, card.as_ref(), now),
+            heat: self.heat(source, gpu.as_ref()),
+            throttled: self.throttle_cause(gpu.as_ref()).or(slow.and_then(|slow| slow.throttled)),
+            on_battery: slow.and_then(|slow| slow.on_battery),
+            watts: self.watts(source, gpu.as_ref(), now),
         }
     }
 
@@ -128,19 +126,19 @@ impl Monitor {
             return;
         }
         let supplies = probe::power_status(source);
-        let seldom = SlowReadings {
+        let slow = SlowReadings {
             on_battery: supplies.on_battery.known().copied(),
             drain: supplies.drain.known().map(|watts| watts.0),
             throttled: probe::mac_thermal(source).and_then(|thermal| mac_throttled(&thermal)),
         };
-        self.slow = Some((now, seldom));
+        self.slow = Some((now, slow));
     }
 
     /// Of main memory, if that is what the run computes in: a GPU with memory of its own has taken all
     /// that it was given when the run began. What is left is bounded by the machine, by a container and by
     /// what the user allows.
     fn share(&self, memory: &SystemMemory) -> Option<ProcessMemory> {
-        if self.gpu.as_ref().is_some_and(|card| !card.is_unified) {
+        if self.gpu.as_ref().is_some_and(|gpu| !gpu.is_unified) {
             return None;
         }
         let held = memory.held.known()?.0;
@@ -156,19 +154,19 @@ impl Monitor {
             let celsius = probe::temperature(source, &sensor.path).ok()?.0;
             Some(Temperature { sensor: sensor.name.clone(), celsius, limit: sensor.limit })
         });
-        let card = self.gpu.as_ref().zip(gpu).and_then(|(card, feel)| {
-            let celsius = feel.temperature.known()?.0;
-            Some(Temperature { sensor: card.name.clone(), celsius, limit: card.slowdown })
+        let gpu = self.gpu.as_ref().zip(gpu).and_then(|(gpu, telemetry)| {
+            let celsius = telemetry.temperature.known()?.0;
+            Some(Temperature { sensor: gpu.name.clone(), celsius, limit: gpu.slowdown })
         });
-        let room = |heat: &Temperature| heat.limit.unwrap_or(USUAL_LIMIT.0) - heat.celsius;
-        board.chain(card).min_by(|a, b| room(a).total_cmp(&room(b)))
+        let headroom = |heat: &Temperature| heat.limit.unwrap_or(USUAL_LIMIT.0) - heat.celsius;
+        board.chain(gpu).min_by(|a, b| headroom(a).total_cmp(&headroom(b)))
     }
 
-    /// What holds the GPU's clock down. A slowdown of which the driver says neither heat nor power brake
-    /// also comes with any change of clocks, and is not told.
-    fn throttle_cause(&self, feel: Option<&GpuTelemetry>) -> Option<ThrottleCause> {
-        let (card, feel) = (self.gpu.as_ref()?, feel?);
-        let reasons = feel.throttle.known().map_or(&[][..], Vec::as_slice);
+    /// What throttles the GPU. A slowdown of which the driver says neither heat nor power brake also comes
+    /// with any change of clocks, and is ignored.
+    fn throttle_cause(&self, telemetry: Option<&GpuTelemetry>) -> Option<ThrottleCause> {
+        let (gpu, telemetry) = (self.gpu.as_ref()?, telemetry?);
+        let reasons = telemetry.throttle.known().map_or(&[][..], Vec::as_slice);
         let is_hot = |reason: &ThrottleReason| {
             matches!(reason, ThrottleReason::SoftwareThermal | ThrottleReason::HardwareThermal)
         };
@@ -177,7 +175,7 @@ impl Monitor {
         } else if reasons.iter().any(is_hot) {
             Some(ThrottleCause::Heat)
         } else {
-            feel.is_stuck(card.is_unified).then_some(ThrottleCause::StuckPower)
+            telemetry.is_stuck(gpu.is_unified).then_some(ThrottleCause::StuckPower)
         }
     }
 
@@ -199,7 +197,7 @@ impl Monitor {
 fn gpu_of(machine: &Machine, device: DeviceId) -> Option<(u32, &NvidiaGpu)> {
     let DeviceId::Cuda(wanted) = device else { return None };
     machine.gpus.iter().zip(0..).find_map(|(gpu, index)| match gpu {
-        GpuInfo::Nvidia(card) if card.cuda_index.known() == Some(&wanted) => Some((index, card)),
+        GpuInfo::Nvidia(gpu) if gpu.cuda_index.known() == Some(&wanted) => Some((index, gpu)),
         _ => None,
     })
 }
@@ -223,9 +221,9 @@ fn sensor_file(sensor: &ThermalSensor) -> Option<SensorFile> {
 }
 
 /// The best that the machine was found to have.
-fn power_meter(machine: &Machine, card: Option<&NvidiaGpu>) -> PowerMeter {
+fn power_meter(machine: &Machine, gpu: Option<&NvidiaGpu>) -> PowerMeter {
     let counters = machine.power.counters.known().cloned().unwrap_or_default();
-    if card.is_some_and(|card| card.telemetry.power.value.is_ok()) {
+    if gpu.is_some_and(|gpu| gpu.telemetry.power.value.is_ok()) {
         PowerMeter::Gpu
     } else if !counters.is_empty() && counters.iter().all(|one| one.microjoules.value.is_ok()) {
         PowerMeter::Counters(EnergyCounters { counters, before: None })

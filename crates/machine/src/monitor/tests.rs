@@ -23,21 +23,21 @@ fn machines() -> BTreeMap<String, MachineRecording> {
     recordings.map(|path| (named(&path), MachineRecording::load(&path).unwrap())).collect()
 }
 
-/// The machine, and what a run on it would feel.
-fn feel(recording: &MachineRecording) -> (Machine, Telemetry) {
+/// The machine, and its telemetry as a run on it would read it.
+fn telemetry(recording: &MachineRecording) -> (Machine, Telemetry) {
     let mut source = ProbeSource::replay(recording.clone());
     let machine = Machine::probe(&mut source);
-    let mut sense = Monitor::new(&machine, budget(&machine).device, None);
-    let feel = sense.read(&mut source, Instant::now());
-    (machine, feel)
+    let mut monitor = Monitor::new(&machine, budget(&machine).device, None);
+    let read = monitor.read(&mut source, Instant::now());
+    (machine, read)
 }
 
 #[test]
-fn every_machine_feels_as_it_should() {
-    let feels: BTreeMap<_, _> =
-        machines().into_iter().map(|(name, recording)| (name, feel(&recording).1)).collect();
-    assert!(feels.len() >= 8, "only {} machines were found", feels.len());
-    let text = serde_json::to_string_pretty(&feels).unwrap() + "\n";
+fn every_machine_all_as_it_should() {
+    let all: BTreeMap<_, _> =
+        machines().into_iter().map(|(name, recording)| (name, telemetry(&recording).1)).collect();
+    assert!(all.len() >= 8, "only {} machines were found", all.len());
+    let text = serde_json::to_string_pretty(&all).unwrap() + "\n";
     expect_file![root().join("tests/snapshots/feel.json")].assert_eq(&text);
 }
 
@@ -47,7 +47,7 @@ fn half_a_machine_is_half_felt_and_nothing_is_invented() {
     let nonsense = "-1 \u{fffd} 99999999999999999999999: =,:/ NaN";
     let texts = [None, Some(""), Some(nonsense), Some("0"), Some("-1"), Some("1e400")];
     for (name, whole) in machines() {
-        let (machine, expected) = feel(&whole);
+        let (machine, expected) = telemetry(&whole);
         for question in whole.answers.keys() {
             for text in texts {
                 let mut broken = whole.clone();
@@ -58,7 +58,7 @@ fn half_a_machine_is_half_felt_and_nothing_is_invented() {
                     None => broken.answers.remove(question),
                 };
                 let case = format!("{name}, {question}: {text:?}");
-                holds_true(&machine, &expected, &feel(&broken).1, &case);
+                holds_true(&machine, &expected, &telemetry(&broken).1, &case);
             }
         }
     }
@@ -77,11 +77,11 @@ fn holds_true(machine: &Machine, whole: &Telemetry, broken: &Telemetry, case: &s
     if let Some(heat) = &broken.heat {
         let sensors = machine.thermal.sensors.known().into_iter().flatten();
         let board = sensors.filter_map(|sensor| sensor.temperature.known());
-        let cards = machine.gpus.iter().filter_map(|gpu| match gpu {
-            GpuInfo::Nvidia(card) => card.telemetry.temperature.known(),
+        let gpus = machine.gpus.iter().filter_map(|gpu| match gpu {
+            GpuInfo::Nvidia(gpu) => gpu.telemetry.temperature.known(),
             GpuInfo::Apple(_) => None,
         });
-        assert!(board.chain(cards).any(|found| found.0 == heat.celsius), "{case}: {heat:?}");
+        assert!(board.chain(gpus).any(|found| found.0 == heat.celsius), "{case}: {heat:?}");
     }
 }
 
@@ -90,7 +90,7 @@ fn nothing_is_felt_of_an_empty_machine() {
     for os in ["linux", "macos", "plan9"] {
         let mut recording = MachineRecording::of_this_computer();
         recording.os = os.into();
-        assert_eq!(feel(&recording).1, Telemetry::default(), "{os}");
+        assert_eq!(telemetry(&recording).1, Telemetry::default(), "{os}");
     }
 }
 
@@ -110,8 +110,8 @@ fn what_is_asked_again_was_asked_before() {
 fn what_this_process_takes_is_felt() {
     let mut source = ProbeSource::live();
     let machine = Machine::probe(&mut source);
-    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
-    let mut held = || sense.read(&mut source, Instant::now()).memory.unwrap().held;
+    let mut monitor = Monitor::new(&machine, DeviceId::Cpu, None);
+    let mut held = || monitor.read(&mut source, Instant::now()).memory.unwrap().held;
     let before = held();
     let taken = std::hint::black_box(vec![1_u8; 64 << 20]);
     let grown = held() - before;
@@ -123,8 +123,8 @@ const MEMORY: &[(&str, &str)] = &[
     ("file /proc/self/status", "VmRSS: 1048576 kB\n"),
 ];
 
-/// What a run on that device feels of a machine with these answers.
-fn felt(answers: &[(&str, &str)], device: DeviceId, cap: Option<Bytes>) -> Telemetry {
+/// What a run on that device reads of a machine with these answers.
+fn telemetry_of(answers: &[(&str, &str)], device: DeviceId, cap: Option<Bytes>) -> Telemetry {
     let mut source = source(answers);
     let machine = Machine::probe(&mut source);
     Monitor::new(&machine, device, cap).read(&mut source, Instant::now())
@@ -133,8 +133,8 @@ fn felt(answers: &[(&str, &str)], device: DeviceId, cap: Option<Bytes>) -> Telem
 #[test]
 fn the_users_own_limit_bounds_what_is_left() {
     let left = |cap: Option<u64>| {
-        let feel = felt(MEMORY, DeviceId::Cpu, cap.map(|gib| Bytes(gib << 30)));
-        let share = feel.memory.unwrap();
+        let read = telemetry_of(MEMORY, DeviceId::Cpu, cap.map(|gib| Bytes(gib << 30)));
+        let share = read.memory.unwrap();
         assert_eq!(share.held, 1 << 30);
         share.left >> 30
     };
@@ -145,13 +145,13 @@ fn the_users_own_limit_bounds_what_is_left() {
 }
 
 /// A GPU with this to say, on a machine with a package, a disk and a radio.
-fn with_card(feel: &str, integrated: &str) -> Telemetry {
+fn with_gpu(nvml: &str, integrated: &str) -> Telemetry {
     let cuda = format!("pci_bus_id: 1\ncompute_capability: 12.1\nintegrated: {integrated}\n");
     let zone = "/sys/class/hwmon/hwmon";
     let mut answers: Vec<(String, &str)> = vec![
         ("nvml".into(), "driver: 580.95.05\ncuda: 13.0\ncards: 1\n"),
         ("nvml card 0".into(), "name: NVIDIA X\npci_bus_id: 1\nslowdown_celsius: 89\n"),
-        ("nvml feel 0".into(), feel),
+        ("nvml feel 0".into(), nvml),
         ("cuda".into(), "cuda: 13.0\ncards: 1\n"),
         ("cuda card 0".into(), &cuda),
         ("folder /sys/class/hwmon".into(), "hwmon0\nhwmon1\nhwmon2"),
@@ -166,13 +166,13 @@ fn with_card(feel: &str, integrated: &str) -> Telemetry {
         answers.push((format!("file {zone}{chip}/temp1_label"), "Package id 0"));
     }
     let answers: Vec<_> = answers.iter().map(|(key, text)| (key.as_str(), *text)).collect();
-    felt(&answers, DeviceId::Cuda(0), None)
+    telemetry_of(&answers, DeviceId::Cuda(0), None)
 }
 
 #[test]
 fn the_sensor_nearest_to_its_limit_is_felt() {
-    let heat = |feel: &str| {
-        let heat = with_card(feel, "0").heat.unwrap();
+    let heat = |nvml: &str| {
+        let heat = with_gpu(nvml, "0").heat.unwrap();
         (heat.sensor, heat.celsius, heat.limit)
     };
     let package = || ("coretemp Package id 0".to_owned(), 70.0, Some(100.0));
@@ -182,9 +182,9 @@ fn the_sensor_nearest_to_its_limit_is_felt() {
 }
 
 #[test]
-fn what_holds_a_card_down_is_felt_and_a_power_cap_is_not() {
-    let check = |feel: &str, integrated: &str, expected| {
-        assert_eq!(with_card(feel, integrated).throttled, expected, "{feel}");
+fn what_throttles_a_gpu_is_reported_and_a_power_cap_is_not() {
+    let check = |nvml: &str, integrated: &str, expected| {
+        assert_eq!(with_gpu(nvml, integrated).throttled, expected, "{nvml}");
     };
     check("throttle_bits: 0", "0", None);
     check("throttle_bits: 4", "0", None);
@@ -206,7 +206,7 @@ fn a_macs_signals_are_felt() {
         for (question, text) in [("mac thermal", thermal), ("run pmset -g", settings)] {
             recording.answers.insert(question.into(), RecordedAnswer::Text(text.into()));
         }
-        assert_eq!(feel(&recording).1.throttled, expected, "{thermal} {settings}");
+        assert_eq!(telemetry(&recording).1.throttled, expected, "{thermal} {settings}");
     };
     check("state: 0\npressure: 0", " lowpowermode 0", None);
     check("state: 1\npressure: 1", " lowpowermode 0", None);
@@ -229,10 +229,10 @@ fn counting(counted: &str) -> ProbeSource {
 #[test]
 fn power_is_the_slope_of_the_counter_even_where_it_starts_again() {
     let machine = Machine::probe(&mut counting("0"));
-    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
+    let mut monitor = Monitor::new(&machine, DeviceId::Cpu, None);
     let start = Instant::now();
     let mut watts = |secs: f64, counted: &str| {
-        sense.read(&mut counting(counted), start + Duration::from_secs_f64(secs)).watts
+        monitor.read(&mut counting(counted), start + Duration::from_secs_f64(secs)).watts
     };
     assert_eq!(watts(0.0, "900000000"), None, "one reading has no slope");
     assert_eq!(watts(1.0, "950000000"), Some(50.0));
@@ -255,14 +255,14 @@ fn the_plug_is_asked_for_seldom() {
         ])
     };
     let machine = Machine::probe(&mut at("Full"));
-    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
+    let mut monitor = Monitor::new(&machine, DeviceId::Cpu, None);
     let start = Instant::now();
-    let mut felt = |secs, status| {
-        let feel = sense.read(&mut at(status), start + Duration::from_secs(secs));
-        (feel.on_battery, feel.watts)
+    let mut power = |secs, status| {
+        let read = monitor.read(&mut at(status), start + Duration::from_secs(secs));
+        (read.on_battery, read.watts)
     };
-    assert_eq!(felt(0, "Full"), (Some(false), None));
-    assert_eq!(felt(9, "Discharging"), (Some(false), None));
-    assert_eq!(felt(10, "Discharging"), (Some(true), Some(21.0)));
-    assert_eq!(felt(11, "Full"), (Some(true), Some(21.0)));
+    assert_eq!(power(0, "Full"), (Some(false), None));
+    assert_eq!(power(9, "Discharging"), (Some(false), None));
+    assert_eq!(power(10, "Discharging"), (Some(true), Some(21.0)));
+    assert_eq!(power(11, "Full"), (Some(true), Some(21.0)));
 }

@@ -44,7 +44,7 @@ fn title(source: &mut ProbeSource, cpu: &CpuInfo, gpus: &[NvidiaGpu]) -> String 
     if !source.recording().title.is_empty() {
         return source.recording().title.clone();
     }
-    let product =
+    let model =
         source.file("/sys/class/dmi/id/product_name").map(|name| name.trim().replace('_', " "));
     let placeholder = |name: &String| {
         let name = name.to_lowercase();
@@ -53,11 +53,11 @@ fn title(source: &mut ProbeSource, cpu: &CpuInfo, gpus: &[NvidiaGpu]) -> String 
             || name == "system product name"
             || name == "default string"
     };
-    match product {
+    match model {
         Ok(name) if !placeholder(&name) => name,
         _ => {
-            let card = gpus.iter().find_map(|card| card.name.known());
-            card.or(cpu.model.known()).cloned().unwrap_or_else(|| "Linux computer".into())
+            let gpu = gpus.iter().find_map(|gpu| gpu.name.known());
+            gpu.or(cpu.model.known()).cloned().unwrap_or_else(|| "Linux computer".into())
         }
     }
 }
@@ -74,12 +74,16 @@ fn cpu(source: &mut ProbeSource) -> CpuInfo {
         }
         (Err(reason), Err(_)) => Err(reason.clone()),
     };
+    let cores = source.ask(ProbeQuery::PerformanceCores).and_then(|text| {
+        text.trim().parse().map_err(|_| Unknown(format!("not a number: {text:?}")))
+    });
     let named = |value: Result<String, Unknown>| source.reading("/proc/cpuinfo", value);
     CpuInfo {
         model: named(info.as_deref().map_err(Clone::clone).and_then(model)),
         threads: source.reading("/proc/cpuinfo", threads),
         usable_threads: source
             .reading("/proc/self/status Cpus_allowed_list, cgroup cpu quota", usable),
+        performance_cores: source.reading("/sys/devices/system/cpu", cores),
         features: source.reading("/proc/cpuinfo", info.map(|text| features(&text))),
     }
 }
@@ -117,7 +121,7 @@ fn model(info: &str) -> Result<String, Unknown> {
     if counts.is_empty() {
         return Err(Unknown::because("neither a model name nor a part number is listed"));
     }
-    // The faster core of a big.LITTLE pair is by Arm's habit listed first in product sheets.
+    // The faster core of a big.LITTLE pair is by Arm's habit listed first in data sheets.
     let mut cores: Vec<_> = counts.iter().map(|(part, count)| (arm_core(part), *count)).collect();
     cores.sort_by_key(|((rank, _), _)| *rank);
     let names = cores.iter().map(|((_, name), count)| format!("{count} × {name}"));

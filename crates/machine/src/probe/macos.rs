@@ -80,6 +80,7 @@ fn cpu(source: &ProbeSource, facts: &ProbeAnswer, brand: Reading<String>) -> Cpu
         },
         threads: threads(),
         usable_threads: threads(),
+        performance_cores: source.number("sysctl", facts, "hw.perflevel0.physicalcpu"),
         features: source.reading("sysctl hw.optional", features),
     }
 }

@@ -1,6 +1,6 @@
 //! Probes: from a [`ProbeSource`] to a [`Machine`]. Every line here and below runs the same over a live
 //! computer and over a recorded one. What a run asks every second has functions of its own, so that only
-//! that is asked; [`Sense`](crate::sense::Sense) puts it together.
+//! that is asked; [`Monitor`](crate::monitor::Monitor) puts it together.
 
 mod cgroup;
 mod linux;
@@ -9,7 +9,7 @@ mod nvidia;
 mod power;
 
 pub use self::linux::temperature;
-pub use self::nvidia::telemetry as card_feel;
+pub use self::nvidia::telemetry as gpu_telemetry;
 pub use self::power::{PowerStatus, microjoules};
 
 use crate::Machine;
@@ -23,12 +23,12 @@ pub fn probe(source: &mut ProbeSource) -> Machine {
     if is_mac(source) { macos::probe(source) } else { linux::probe(source) }
 }
 
-/// Main memory, and how hard it is fought over.
+/// Main memory and memory pressure.
 pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     if is_mac(source) { macos::memory(source) } else { linux::memory(source) }
 }
 
-/// What feeds the computer.
+/// Mains or battery.
 pub fn power_status(source: &mut ProbeSource) -> PowerStatus {
     if is_mac(source) { power::mac_power_status(source) } else { power::power_status(source) }
 }

@@ -19,15 +19,15 @@ pub struct NvidiaInfo {
 pub fn probe(source: &mut ProbeSource) -> NvidiaInfo {
     let nvml = source.ask(ProbeQuery::Nvml);
     let cuda = source.ask(ProbeQuery::Cuda);
-    let nvml_cards = gpus(source, &nvml, ProbeQuery::NvmlGpu);
-    let cuda_cards = gpus(source, &cuda, ProbeQuery::CudaGpu);
-    let pairs = join(&nvml_cards, &cuda_cards, &cuda);
+    let nvml_gpus = gpus(source, &nvml, ProbeQuery::NvmlGpu);
+    let cuda_gpus = gpus(source, &cuda, ProbeQuery::CudaGpu);
+    let pairs = join(&nvml_gpus, &cuda_gpus, &cuda);
     let stack = stack(source, &nvml, &cuda, !pairs.is_empty());
-    let cards = pairs.iter().zip(0..).map(|(pair, index)| gpu(source, pair, index)).collect();
-    NvidiaInfo { stack, gpus: cards }
+    let gpus = pairs.iter().zip(0..).map(|(pair, index)| gpu(source, pair, index)).collect();
+    NvidiaInfo { stack, gpus }
 }
 
-/// How the GPU of that place in [`Machine::gpus`](crate::Machine::gpus) feels: NVML's order leads there.
+/// Telemetry of the GPU of that place in [`Machine::gpus`](crate::Machine::gpus): NVML's order leads there.
 pub fn telemetry(source: &mut ProbeSource, index: u32) -> GpuTelemetry {
     let nvml = source.ask(ProbeQuery::NvmlTelemetry(index));
     GpuTelemetry {
@@ -59,12 +59,12 @@ fn stack(
     source: &mut ProbeSource,
     nvml: &ProbeAnswer,
     cuda: &ProbeAnswer,
-    has_cards: bool,
+    has_gpus: bool,
 ) -> NvidiaStack {
     const MODULE: &str = "/proc/driver/nvidia/version";
     let module = source.file(MODULE).and_then(|text| module_version(&text));
     // Loading these libraries takes tens of milliseconds, which a machine without a GPU is spared.
-    let libraries = if has_cards {
+    let libraries = if has_gpus {
         source.ask(ProbeQuery::CudaLibraries)
     } else {
         Err(Unknown::because("no GPU to use it with"))
@@ -104,33 +104,33 @@ fn join(nvml: &[ProbeAnswer], cuda: &[ProbeAnswer], library: &ProbeAnswer) -> Ve
     };
     let mut left: Vec<_> = cuda.iter().zip(0..).collect();
     let mut pairs = Vec::new();
-    for card in nvml {
+    for gpu in nvml {
         let same = |(other, _): &(&ProbeAnswer, u32)| {
-            address(card).is_some() && address(other) == address(card)
+            address(gpu).is_some() && address(other) == address(gpu)
         };
         pairs.push(match left.iter().position(same).map(|at| left.remove(at)) {
             Some((twin, index)) => {
-                GpuAnswers { nvml: card.clone(), cuda: twin.clone(), cuda_index: Ok(index) }
+                GpuAnswers { nvml: gpu.clone(), cuda: twin.clone(), cuda_index: Ok(index) }
             }
             None => GpuAnswers {
-                nvml: card.clone(),
+                nvml: gpu.clone(),
                 cuda: Err(hidden.clone()),
                 cuda_index: Err(hidden.clone()),
             },
         });
     }
     let unmanaged = Unknown::because("NVML does not show this GPU");
-    pairs.extend(left.into_iter().map(|(card, index)| GpuAnswers {
+    pairs.extend(left.into_iter().map(|(gpu, index)| GpuAnswers {
         nvml: Err(unmanaged.clone()),
-        cuda: card.clone(),
+        cuda: gpu.clone(),
         cuda_index: Ok(index),
     }));
     pairs
 }
 
 /// NVML writes the PCI domain with eight digits, CUDA with four.
-fn address(card: &ProbeAnswer) -> Option<String> {
-    let written = KeyValueLines::new(card.as_ref().ok()?).text("pci_bus_id").ok()?;
+fn address(gpu: &ProbeAnswer) -> Option<String> {
+    let written = KeyValueLines::new(gpu.as_ref().ok()?).text("pci_bus_id").ok()?;
     Some(written.trim_start_matches('0').to_lowercase())
 }
 
@@ -188,15 +188,15 @@ mod tests {
             ("cuda", "cuda: 13.0\ncards: 1\n"),
             ("cuda card 0", "name: second\npci_bus_id: 000f:01:00.0\nintegrated: 1\n"),
         ]);
-        let cards = probe(&mut source).gpus;
-        assert_eq!(cards.len(), 2);
-        assert_eq!(cards[0].cuda_index.value, Err(Unknown::because("CUDA does not show this GPU")));
-        assert_eq!(cards[1].cuda_index.value, Ok(0));
-        assert_eq!(cards[1].unified.value, Ok(true));
+        let gpus = probe(&mut source).gpus;
+        assert_eq!(gpus.len(), 2);
+        assert_eq!(gpus[0].cuda_index.value, Err(Unknown::because("CUDA does not show this GPU")));
+        assert_eq!(gpus[1].cuda_index.value, Ok(0));
+        assert_eq!(gpus[1].unified.value, Ok(true));
     }
 
     #[test]
-    fn cuda_alone_is_enough_to_see_a_card() {
+    fn cuda_alone_is_enough_to_see_a_gpu() {
         let mut source = source(&[
             ("cuda", "cuda: 12.8\ncards: 1\n"),
             (
