@@ -271,9 +271,9 @@ fn bench_step_keeps_its_plan_in_micro_batches_and_with_offloading() {
     };
     let plain = figures(&[]);
     for more in [
-        &["--at-once", "1"][..],
-        &["--stream", "alternate"],
-        &["--stream", "blocks", "--base", "int8"],
+        &["--micro-batch", "1"][..],
+        &["--offload", "alternate"],
+        &["--offload", "blocks", "--base", "int8"],
     ] {
         let figures = figures(more);
         assert_eq!(figures["peak_bytes"], figures["plan_bytes"], "{figures}");
@@ -282,7 +282,7 @@ fn bench_step_keeps_its_plan_in_micro_batches_and_with_offloading() {
         let off = ours.as_f64().unwrap() / theirs.as_f64().unwrap() - 1.0;
         assert!(off.abs() < 1e-3, "{figures}");
         let streams = figures["streamed_bytes"].as_u64() > Some(0);
-        assert_eq!(streams, more[0] == "--stream", "{figures}");
+        assert_eq!(streams, more[0] == "--offload", "{figures}");
     }
 }
 

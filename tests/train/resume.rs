@@ -173,7 +173,8 @@ fn ctrl_c_saves_and_says_how_to_resume() {
     assert!((1..5).contains(step), "{step}");
     assert!(!run.join("adapter").exists());
     let page = String::from_utf8_lossy(&output.stdout);
-    let again = format!("saved after step {step}; go on with\n  hearth train {}", text(&job.file));
+    let again =
+        format!("saved after step {step}; continue with\n  hearth train {}", text(&job.file));
     assert!(page.contains(&again), "{page}");
     assert!(page.contains("--set train.gradient_accumulation=2"), "{page}");
     let adapter = run.join(format!("checkpoints/step-{step:06}"));

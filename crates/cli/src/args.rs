@@ -1,4 +1,4 @@
-//! The verbs. What each one takes is declared beside the code that reads it.
+//! The commands. The arguments of each are declared beside the code that reads them.
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -7,8 +7,8 @@ use crate::commands::{
     train, verify,
 };
 
-/// Fine-tunes image and language models on the computer you own, and knows before it starts that
-/// the run will fit in memory, finish, and not cook the machine.
+/// Fine-tunes image and language models (LoRA, DoRA or full) on your own computer. Plans memory to the byte
+/// before it starts, resumes bit for bit, and keeps the machine cool.
 #[derive(Debug, Parser)]
 #[command(name = "hearth", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -34,7 +34,7 @@ pub enum CliCommand {
     Man(man::ManArgs),
 }
 
-/// The program and the verbs that were typed, as far as they are known: `hearth bench step`.
+/// The program and the commands that were typed, as far as they are known: `hearth bench step`.
 pub fn command_line() -> String {
     let (mut command, mut words) = (&Cli::command(), vec!["hearth".to_owned()]);
     for word in std::env::args().skip(1) {
@@ -46,15 +46,15 @@ pub fn command_line() -> String {
 
 const AFTER_HELP: &str = "\
 Examples:
-  hearth demo                    a whole fine-tuning on a small built-in model, in a minute or two
-  hearth doctor                  what this computer is, what of it hearth will use, what is wrong
-  hearth inspect model.gguf      the tensors of a model file, and what is odd about them
+  hearth demo                    fine-tune a small built-in model, in a minute or two
+  hearth doctor                  this computer's hardware, what of it hearth uses, what is wrong
+  hearth inspect model.gguf      the tensors of a model file, and what looks wrong
   hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
   hearth sample --base sd3 --prompt 'a red fox in the snow'
-  hearth help doctor             all about one verb
+  hearth help doctor             help on one command
 
 Exit codes:
-  0    fine
+  0    success
   1    failed; standard error says why and gives a hint
   2    wrong usage
   130  interrupted";
@@ -119,7 +119,7 @@ mod tests {
         quoted.filter(|code| code.starts_with("hearth ")).collect()
     }
 
-    /// The examples of a verb and of those below it; what they are for stands behind a gap.
+    /// The examples of a command and its subcommands; a comment follows after a gap.
     fn of_help(command: &Command) -> Vec<String> {
         let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         let text = text.replace("\\\n", " ");

@@ -1,4 +1,4 @@
-//! `hearth`, the program: reads the arguments, runs one verb, prints its failure if it has one.
+//! `hearth`, the program: reads the arguments, runs one command, prints its failure if it has one.
 //! Exit codes are decided here and nowhere else; `hearth help` documents them.
 
 mod args;

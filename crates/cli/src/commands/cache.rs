@@ -1,4 +1,4 @@
-//! `hearth cache`: what a job is trained on, looked through and encoded once.
+//! `hearth cache`: the dataset of a job, checked and encoded once.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,12 +23,11 @@ use crate::render::cache::{
     BucketRow, CacheSummary, EncodingProgress, FileProblem, PhaseMemory, TextSummary,
 };
 
-/// List what a job is trained on and what is left out, and encode it once.
+/// Check a job's dataset, and cache its latents, text embeddings or tokens.
 ///
-/// Training does it too; this does it alone, to see what a folder holds or on another computer. What
-/// is in the cache already is not encoded again. The autoencoder and the text encoders are loaded one
-/// after the other, and never more than fits. It may be interrupted at any time and goes on where it
-/// was. Texts for a language model become tokens.
+/// Training does this too; here it runs alone, to check a folder or on another computer. What is cached already
+/// is not encoded again. VAE and text encoders are loaded one after the other, within the memory limit. It may
+/// be interrupted at any time and continues where it was. Texts for a language model are tokenised.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,14 +38,14 @@ pub struct CacheArgs {
     #[command(flatten)]
     job: JobArgs,
 
-    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    /// Memory limit: 16GB, or 70% of the default limit [default: free memory less a reserve]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<MemoryLimitArg>,
 
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// List all that is left out and why, then what is missing and the memory of each phase, and stop
+    /// List all files that are left out and why, what is not cached yet and the memory of each phase, and stop
     #[arg(long)]
     plan: bool,
 

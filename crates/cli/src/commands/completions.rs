@@ -1,4 +1,4 @@
-//! `hearth completions`: the script that makes a shell complete hearth's verbs and options.
+//! `hearth completions`: the script that makes a shell complete hearth's commands and options.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ Examples:
   hearth completions zsh > ~/.zfunc/_hearth
   hearth completions fish > ~/.config/fish/completions/hearth.fish")]
 pub struct CompletionsArgs {
-    /// The shell to write it for
+    /// Shell
     shell: Shell,
 }
 

@@ -15,12 +15,10 @@ use crate::commands::shard::print_files;
 use crate::failure::Failure;
 use crate::render::progress::ByteProgress;
 
-/// Write a PyTorch archive, a GGUF or another safetensors model as one safetensors file, or a language
-/// model's folder as a GGUF file.
+/// Convert PyTorch, GGUF or sharded models to one safetensors file, or a language model to GGUF.
 ///
-/// Names are kept as they are. Nothing in a PyTorch archive is executed. Quantised GGUF tensors
-/// are turned back into numbers. A GGUF file to be written has names, settings and vocabulary as
-/// llama.cpp reads them.
+/// Tensor names are kept. No code in a PyTorch pickle is executed. Quantised GGUF tensors are dequantised. GGUF
+/// files are written with names, settings and vocabulary as llama.cpp reads them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,20 +27,18 @@ Examples:
   hearth convert model/ --out model-f32.safetensors --dtype f32
   hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q8_0")]
 pub struct ConvertArgs {
-    /// A model file, an index of shards, or a folder
+    /// Model file, shard index or folder
     path: PathBuf,
 
-    /// The file to write, GGUF if its name ends in .gguf; one of that name is replaced when all is
-    /// written
+    /// Output file: .safetensors or .gguf; an existing one is replaced once all is written
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// The format of floating-point numbers; without it each tensor keeps its own, and quantised
-    /// ones become f16; in a GGUF file matrices become f16
+    /// Number format [default: each tensor's own, f16 for quantised ones and for matrices in GGUF]
     #[arg(long)]
     dtype: Option<FloatFormat>,
 
-    /// Print the file's BLAKE3 checksum, as `b3sum` does
+    /// Print the BLAKE3 checksum of the file, as `b3sum` does
     #[arg(long)]
     checksum: bool,
 }
@@ -52,7 +48,7 @@ enum FloatFormat {
     F32,
     F16,
     Bf16,
-    /// Blocks of 8 bits, in GGUF files
+    /// 8 bits in blocks of 32, for GGUF files
     #[value(name = "q8_0")]
     Q8_0,
 }

@@ -1,4 +1,4 @@
-//! `hearth demo`: a whole fine-tuning on the built-in model, in a minute or two.
+//! `hearth demo`: a LoRA on the built-in model, in a minute or two.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -25,23 +25,23 @@ use crate::render::run_summary;
 use crate::render::training::TrainingScreen;
 use crate::text::{BOLD, DIM};
 
-/// Fine-tune the built-in model, and look at what that did.
+/// Fine-tune a small built-in model, in a minute or two.
 ///
-/// The model is a small Stable Diffusion 3 that draws plain shapes. A dozen images teach it a new
-/// style; the same prompts are drawn before and after. Needs no download and no graphics GPU. Does
-/// what `hearth train recipes/demo.toml` does.
+/// The model is a small Stable Diffusion 3 that draws plain shapes. A LoRA learns a new style from a dozen
+/// images; the same prompts are drawn before and after. Needs no download and no GPU. Does the same as
+/// `hearth train recipes/demo.toml`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth demo
   hearth demo --out first-try --device cpu
-  hearth demo --kit new-kit        makes the built-in model's encoders and autoencoder anew")]
+  hearth demo --kit new-kit        makes the text encoders and VAE of the built-in model")]
 pub struct DemoArgs {
-    /// Folder for all that is written [default: hearth-demo, or a new name like it]
+    /// Output folder [default: hearth-demo, or hearth-demo-2 and so on]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// Make the built-in model's other parts anew, and stop
+    /// Make the text encoders and VAE of the built-in model, and stop
     #[arg(long, value_name = "FOLDER", conflicts_with = "out")]
     kit: Option<PathBuf>,
 
@@ -79,7 +79,7 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
         if screen.prints_text() {
             let job = folder.join("config.toml");
             let (step, job) = (end.step, job.display());
-            writeln!(out, "saved after step {step}; go on with\n  hearth train {job} --resume")?;
+            writeln!(out, "saved after step {step}; continue with\n  hearth train {job} --resume")?;
         }
         return Ok(CommandOutcome::Interrupted);
     }

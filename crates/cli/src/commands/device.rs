@@ -1,4 +1,4 @@
-//! What computes, in which formats and in how much memory: arguments that several verbs share.
+//! Device, number formats and memory limit: arguments that several commands share.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,27 +21,27 @@ use super::named_value;
 use crate::failure::Failure;
 use crate::render;
 
-/// Where help lists what is about the computer and not about the job. Said argument by argument: a heading for a
-/// struct would count for all that is declared behind it.
+/// The help heading of what is about the computer and not about the job. Set argument by argument: a heading for a
+/// struct would also apply to all arguments declared after it.
 pub const COMPUTER: &str = "Computer";
 
-/// What computes.
+/// The device.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DeviceArgs {
-    /// CPU threads [default: one per performance core]
+    /// CPU threads that compute [default: one per performance core]
     #[arg(long, value_name = "N", help_heading = COMPUTER, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
-    /// What computes: cpu, cuda:0 for the first NVIDIA GPU, or gpu for another by Metal or Vulkan
-    /// [default: an NVIDIA GPU, else the GPU of an Apple chip, else the CPU]
+    /// Device: cpu, cuda:0 for the first NVIDIA GPU, or gpu:0 for a GPU by Metal or Vulkan
+    /// [default: CUDA, else Metal (not yet run on a Mac), else the CPU]
     #[arg(long, help_heading = COMPUTER)]
     device: Option<DeviceChoice>,
 
-    /// On a GPU: give the same bits every time, which is slower
+    /// On a GPU: the same bits on every run, which is slower
     #[arg(long, help_heading = COMPUTER)]
     deterministic: bool,
 
-    /// What was found to compute where nothing is typed.
+    /// The default device, once it was looked for.
     #[arg(skip)]
     detected: OnceLock<DeviceChoice>,
 }
@@ -52,7 +52,7 @@ impl DeviceArgs {
         self.threads.map_or_else(machine::cores::compute_threads, usize::from)
     }
 
-    /// What computes: as it is typed, or the best that this machine has.
+    /// The device as it is typed, or the best that this machine has.
     fn device(&self) -> DeviceChoice {
         let best = || DeviceChoice::best(&Machine::probe(&mut ProbeSource::live()));
         self.device.unwrap_or_else(|| *self.detected.get_or_init(best))
@@ -63,7 +63,7 @@ impl DeviceArgs {
         self.device.map_or_else(Vec::new, |device| vec!["--device".into(), device.to_string()])
     }
 
-    /// What it is, for plans.
+    /// Its kind, for plans.
     pub fn kind(&self) -> DeviceKind {
         match self.device() {
             DeviceChoice::Cpu => DeviceKind::cpu(self.threads()),
@@ -106,7 +106,7 @@ impl DeviceArgs {
         }
     }
 
-    /// That no op is known to be wrong on it.
+    /// Fails if the self-test found an op wrong on it.
     pub fn check_trust(&self) -> Result<(), Failure> {
         match (self.device(), gpu_self_test::folder()) {
             (DeviceChoice::Gpu(choice), Some(folder)) => {
@@ -133,19 +133,19 @@ impl DeviceArgs {
             start_sampler: Box::new(move || {
                 let (device, cap) = match self.device() {
                     DeviceChoice::Cpu => (budget::DeviceId::Cpu, cap),
-                    // What is typed is of the GPU's memory, of which all is taken at once.
+                    // The limit is of the GPU's memory, which the arena takes whole.
                     DeviceChoice::Cuda(index) => (budget::DeviceId::Cuda(index), None),
                     DeviceChoice::Gpu(_) => (budget::DeviceId::Metal, cap),
                 };
                 let cap = cap.map(|cap| Bytes(self.limit_bytes_of(&machine, Some(cap)) as u64));
-                let sense = Monitor::new(&machine, device, cap);
-                // A run without a thread to spare goes on without being paced.
-                TelemetrySampler::start(ProbeSource::live(), sense).ok()
+                let monitor = Monitor::new(&machine, device, cap);
+                // Without a thread for telemetry the run goes on, without a governor.
+                TelemetrySampler::start(ProbeSource::live(), monitor).ok()
             }),
         })
     }
 
-    /// How fast this machine is: as it was measured, else as its kind is known to be.
+    /// How fast this machine is: measured, else from published figures.
     pub fn rates(&self, machine: &Machine) -> Rates {
         let kept = self.kept_rates(machine, rates::folder());
         kept.unwrap_or_else(|| Rates::documented(machine, self.kind()))
@@ -158,7 +158,7 @@ impl DeviceArgs {
             StoredRates::Missing => None,
             StoredRates::Unusable { problem, path } => {
                 let path = path.display();
-                render::warn(&format!("kept rates are not used: {problem}: {path}"));
+                render::warn(&format!("stored rates are not used: {problem}: {path}"));
                 None
             }
         }
@@ -166,8 +166,8 @@ impl DeviceArgs {
 
     /// What measured rates belong to.
     pub fn owner(&self, machine: &Machine) -> RatesKey {
-        let card = if let DeviceChoice::Cuda(index) = self.device() { index } else { 0 };
-        RatesKey::of(machine, self.kind(), card)
+        let index = if let DeviceChoice::Cuda(index) = self.device() { index } else { 0 };
+        RatesKey::of(machine, self.kind(), index)
     }
 
     /// The same for a job, which may ask for equal bits too.
@@ -193,16 +193,16 @@ impl DeviceArgs {
     fn check_limit(&self, machine: &Machine, limit: Option<MemoryLimitArg>) -> Result<(), Failure> {
         let total = match self.device() {
             DeviceChoice::Cuda(index) => {
-                machine.cuda_gpu(index).and_then(|card| card.memory_total.known())
+                machine.cuda_gpu(index).and_then(|gpu| gpu.memory_total.known())
             }
             DeviceChoice::Cpu | DeviceChoice::Gpu(_) => machine.memory.total.known(),
         };
         match (limit, total) {
             (Some(MemoryLimitArg::Bytes(asked)), Some(total)) if asked > *total => {
                 let problem =
-                    format!("--limit {asked} is more than {}'s memory, {total}", self.name());
+                    format!("--limit {asked} is more than the memory of {}, {total}", self.name());
                 let hint =
-                    "leave --limit out to take what is free; `hearth plan` plans for any size";
+                    "leave --limit out to use what is free; `hearth plan` plans for any size";
                 Err(TrainerError::Request { problem, hint }.into())
             }
             _ => Ok(()),
@@ -225,7 +225,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Bytes of main memory that a GPU's weights may stay in; nothing where it is the same memory.
+    /// Bytes of main memory for offloaded weights; nothing where it is the same memory.
     pub fn host_bytes_of(&self, machine: &Machine) -> Option<usize> {
         match self.device() {
             DeviceChoice::Cuda(index) => {
@@ -240,9 +240,9 @@ impl DeviceArgs {
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceChoice {
     Cpu,
-    /// The NVIDIA GPU of this number.
+    /// The NVIDIA GPU with this CUDA index.
     Cuda(u32),
-    /// Another GPU, or software that stands for one.
+    /// A GPU by Metal or Vulkan, or a software one.
     Gpu(GpuChoice),
 }
 
@@ -259,7 +259,7 @@ impl DeviceChoice {
     /// Any but the CPU.
     pub fn parse_gpu(text: &str) -> Result<Self, String> {
         match text.parse()? {
-            Self::Cpu => Err("the CPU is what others are held against".to_owned()),
+            Self::Cpu => Err("the CPU is the reference that GPUs are compared with".to_owned()),
             other => Ok(other),
         }
     }
@@ -270,7 +270,7 @@ impl FromStr for DeviceChoice {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let is_wrong =
-            || format!("{text} is no device, expected cpu, cuda:0, gpu:0 or gpu:software");
+            || format!("{text} is not a device, expected cpu, cuda:0, gpu:0 or gpu:software");
         let (engine, which) = text.split_once(':').unwrap_or((text, "0"));
         let number = || which.parse().map_err(|_| is_wrong());
         match (engine, which) {
@@ -293,14 +293,14 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// In which formats a model is held.
+/// Number formats of a model.
 #[derive(Debug, clap::Args)]
 pub struct FormatArgs {
-    /// Format of weights and activations; adapters are always f32
+    /// Number format of weights and activations; adapters are always f32
     #[arg(long, default_value = "bf16", value_parser = named_value::parser::<Dtype>())]
     pub dtype: Dtype,
 
-    /// Quantise the weights of blocks
+    /// Quantise the weights of transformer blocks (kept quantised, dequantised for each matmul)
     #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
     pub quantise: Option<Quantisation>,
 }
@@ -313,7 +313,7 @@ impl FormatArgs {
     }
 }
 
-/// The most a run may hold, as it is typed: bytes, or a share of what hearth would take.
+/// A memory limit as it is typed: bytes, or a share of the default limit.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryLimitArg {
     Bytes(Bytes),

@@ -1,4 +1,4 @@
-//! `hearth doctor`: what this computer is, what of it hearth plans with, and what is wrong.
+//! `hearth doctor`: the hardware, what of it hearth uses, and what is wrong.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -19,37 +19,37 @@ use crate::failure::Failure;
 use crate::render::doctor::{AdapterFeature, Diagnosis, OfferedAdapter};
 use crate::{interrupt, render};
 
-/// Show what this computer is, what of it hearth will use, and what is wrong.
+/// Show this computer's hardware, what of it hearth uses, and what is wrong.
 ///
-/// Reads CPU, memory, pressure, heat, power, GPUs, drivers and libraries. What cannot be read is
-/// shown as unknown with the reason; that is never an error.
+/// Reads CPU, memory, memory pressure, temperatures, power, GPUs, drivers and libraries. What cannot be read
+/// is shown as unknown with the reason; that is never an error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth doctor
-  hearth doctor --watch                             again every second, until Ctrl-C
+  hearth doctor --watch                             refreshed every second, until Ctrl-C
   hearth doctor --json | jq .budget.memory          one figure for a script
-  hearth doctor --record my-machine.toml            all answers in a file, to keep or to send
+  hearth doctor --record my-machine.toml            a file to keep or to send
   hearth doctor --machine machines/dgx-spark.toml   a computer you do not have
-  hearth doctor --self-test --device gpu            every op on a GPU against the CPU")]
+  hearth doctor --self-test --device gpu            compare every op on a GPU with the CPU")]
 pub struct DoctorArgs {
-    /// Print everything as JSON, readings with unit, source and age
+    /// Print everything as JSON: each reading with unit, source and age
     #[arg(long)]
     json: bool,
 
-    /// Look at a recorded machine instead of this one
+    /// Show a recorded machine instead of this one
     #[arg(long, value_name = "FILE")]
     machine: Option<PathBuf>,
 
-    /// Write every answer this computer gave to a new file, to be replayed with --machine
+    /// Record this computer into a new file, for --machine
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     record: Option<PathBuf>,
 
-    /// Look again every second and whenever the system reports memory pressure, until Ctrl-C
+    /// Refresh every second and whenever the system reports memory pressure, until Ctrl-C
     #[arg(long, conflicts_with_all = ["machine", "record"])]
     watch: bool,
 
-    /// Hold every op on a GPU against the CPU, and exit with 1 if one is wrong
+    /// Compare every op on a GPU with the CPU, and exit with 1 if one is wrong
     #[arg(long, conflicts_with_all = ["machine", "record", "watch", "json"])]
     self_test: bool,
 
@@ -58,7 +58,7 @@ pub struct DoctorArgs {
     device: DeviceChoice,
 }
 
-/// All that is asked for, and what it is for today.
+/// Optional features of a GPU, and whether hearth uses them.
 fn adapter_features(offers: GpuFeatures) -> Vec<AdapterFeature> {
     let all = [
         ("mappable buffers", offers.mappable_buffers, true),
@@ -144,7 +144,7 @@ fn test(device: DeviceChoice, out: &mut dyn Write) -> Result<CommandOutcome, Fai
     }
     writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong.len()))?;
     let outcome = if wrong.is_empty() { CommandOutcome::Done } else { CommandOutcome::Differs };
-    // Who computes on it later is told.
+    // Later runs on this GPU are refused if an op is wrong.
     if let (DeviceChoice::Gpu(choice), Some(folder)) = (device, gpu_self_test::folder()) {
         gpu_self_test::save(&folder, &gpu::adapter(choice)?, wrong)?;
     }
@@ -196,8 +196,8 @@ enum WatchWake {
 /// The sampler's clock is the one of every run: each second, and when memory becomes scarce.
 fn wakes(seen: &Diagnosis) -> Result<Receiver<WatchWake>, Failure> {
     let (sender, receiver) = mpsc::channel();
-    let sense = Monitor::new(&seen.machine, seen.budget.device, None);
-    let sampler = TelemetrySampler::start(ProbeSource::live(), sense)?;
+    let monitor = Monitor::new(&seen.machine, seen.budget.device, None);
+    let sampler = TelemetrySampler::start(ProbeSource::live(), monitor)?;
     let interrupted = sender.clone();
     let relay =
         move || while sampler.next().is_some_and(|_| sender.send(WatchWake::Reading).is_ok()) {};

@@ -1,4 +1,4 @@
-//! `hearth export`: an adapter for other programs, or added to its base.
+//! `hearth export`: an adapter for other programs, or merged into its base.
 
 mod full;
 mod language;
@@ -22,12 +22,12 @@ use crate::render;
 use crate::render::export::ExportRow;
 use crate::render::progress::ByteProgress;
 
-/// Write an adapter as diffusers, PEFT, kohya and ComfyUI read it.
+/// Convert a LoRA for diffusers, PEFT, kohya or ComfyUI, or merge it into its base model.
 ///
-/// Takes an adapter that any of them wrote. Every file is read again by the rules of the program it is
-/// for: every tensor must find its layer in the base, and add the same to it as before. With --merge
-/// the adapter is added to the base instead: a model folder like the base's, that needs no adapter.
-/// A checkpoint of a run is an adapter too; that of a full fine-tune becomes a model folder.
+/// Reads adapters that any of them wrote. Every written file is read back by the rules of the program it is
+/// for: each tensor must match a layer of the base, with the same weight update as before. With --merge the
+/// adapter is merged into the base: a model folder that needs no adapter. A checkpoint of a run works too; one
+/// of a full fine-tune becomes a model folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -37,19 +37,18 @@ Examples:
   hearth export notes --base Qwen3-4B --merge --out Qwen3-4B-notes
   hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
 pub struct ExportArgs {
-    /// The adapter: a file, PEFT's folder, the folder of a run, or one of its checkpoints
+    /// Adapter: a file, a PEFT folder, the folder of a run, or one of its checkpoints
     adapter: PathBuf,
 
-    /// The model it is for: a folder of diffusers or transformers, a GGUF file, or a checkpoint in the
-    /// original layout
+    /// Base model: a diffusers or transformers folder, a GGUF file, or a single-file checkpoint
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
-    /// A folder that has what a checkpoint lacks: text encoders, tokenizers, scheduler
+    /// Folder with what a single-file checkpoint lacks: text encoders, tokenizers, scheduler
     #[arg(long, value_name = "FOLDER")]
     rest: Option<PathBuf>,
 
-    /// Where the files go
+    /// Output folder
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 
@@ -57,19 +56,19 @@ pub struct ExportArgs {
     #[arg(long, value_delimiter = ',', value_parser = named_value::parser::<AdapterFormat>())]
     format: Vec<AdapterFormat>,
 
-    /// What files for kohya and ComfyUI begin with [default: the adapter's name]
+    /// Prefix of kohya and ComfyUI file names [default: the adapter's name]
     #[arg(long)]
     name: Option<String>,
 
-    /// Write the whole base with the adapter added to it, into a folder that is not there yet
+    /// Merge the adapter into the base, and write the whole model into a new folder
     #[arg(long, conflicts_with_all = ["format", "name"])]
     merge: bool,
 
-    /// Take an adapter also with values that are not finite, as a run that diverged has them
+    /// Accept NaN or infinite values, as a run that diverged has them
     #[arg(long)]
     force: bool,
 
-    /// Print one JSON object per file, or for what was merged
+    /// Print one JSON object per file, or for the merged model
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `hearth inspect`: what a model file or folder holds, and what is odd about it.
+//! `hearth inspect`: the tensors of a model file or folder, and what looks wrong.
 
 use std::fs::DirEntry;
 use std::io::Write;
@@ -14,27 +14,27 @@ use crate::render;
 use crate::render::inspect::{ModelSurvey, TensorRow};
 use crate::render::progress::ByteProgress;
 
-/// Show the tensors of a model file or folder, and what is odd about them.
+/// Show the tensors of a model file or folder, and what looks wrong.
 ///
-/// Reads safetensors, sharded or not, PyTorch archives and GGUF. Only headers are read, and the
-/// numbers of adapters, which are small; --values reads all numbers.
+/// Reads safetensors, sharded or not, PyTorch files and GGUF. Only headers are read, and the values of LoRA
+/// adapters, which are small; --values reads all values.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hearth inspect adapter.safetensors            is it whole, has it learned anything?
+  hearth inspect adapter.safetensors            is it complete, was it trained?
   hearth inspect stable-diffusion-3.5-medium    every component of a diffusers folder
   hearth inspect model.gguf --all               one line per tensor
-  hearth inspect model/ --values                look for NaN and infinity in all numbers
+  hearth inspect model/ --values                look for NaN and infinity in all values
   hearth inspect model/ --json | jq '.[].tensors[].name'")]
 pub struct InspectArgs {
-    /// A model file, an index of shards, or a folder
+    /// Model file, shard index or folder
     path: PathBuf,
 
     /// List every tensor instead of one line per repeated layer
     #[arg(long)]
     all: bool,
 
-    /// Read all numbers and report NaN, infinity and extremes
+    /// Read all values and report NaN, infinity and extremes
     #[arg(long)]
     values: bool,
 

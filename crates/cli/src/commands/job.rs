@@ -11,24 +11,24 @@ use crate::failure::Failure;
 /// Which job.
 #[derive(Debug, clap::Args)]
 pub struct JobArgs {
-    /// The job, a TOML file; docs/config.md lists its keys
+    /// Job file (TOML); docs/config.md lists its keys
     #[arg(value_name = "JOB")]
     file: Option<PathBuf>,
 
-    /// Folder of images, each with its caption beside it [data.images]
+    /// Folder of images, each with a caption in a text file of the same name [data.images]
     #[arg(long, value_name = "FOLDER")]
     images: Option<PathBuf>,
 
-    /// Texts for a language model: a file or a folder of text, JSON lines or tokens [text.path]
+    /// Texts for a language model: a file or folder of text, JSON lines or tokens [text.path]
     #[arg(long, value_name = "PATH", conflicts_with = "images")]
     text: Option<PathBuf>,
 
-    /// The model: a diffusers or transformers folder, a checkpoint in the original layout, or a GGUF
-    /// file [base.path]
+    /// Base model: a diffusers or transformers folder, a single-file checkpoint, or a GGUF file
+    /// [base.path]
     #[arg(long, value_name = "PATH")]
     base: Option<PathBuf>,
 
-    /// Folder for all that is written [output.folder]
+    /// Output folder [output.folder]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
@@ -36,7 +36,7 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<String>,
 
-    /// Samples per batch [train.batch_size]
+    /// Batch size [train.batch_size]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     batch: Option<String>,
 
@@ -53,11 +53,11 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<String>,
 
-    /// Edge of a square image in pixels [data.resolution]
+    /// Resolution: edge of a square image in pixels [data.resolution]
     #[arg(long, value_name = "PIXELS", allow_negative_numbers = true)]
     resolution: Option<String>,
 
-    /// Another value for a key of the job, or `unset` for its default; may be given several times
+    /// Set any key of the job, or `unset` for its default; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }

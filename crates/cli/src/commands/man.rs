@@ -1,4 +1,4 @@
-//! `hearth man`: manual pages, one for the program and one per verb.
+//! `hearth man`: manual pages, one for the program and one per command.
 //!
 //! ```text
 //! DIR/hearth.1
@@ -16,7 +16,7 @@ use crate::args::Cli;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
-/// Print hearth's manual page, or write one per verb into a folder.
+/// Print hearth's manual page, or write one per command into a folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

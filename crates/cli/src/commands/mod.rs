@@ -1,4 +1,4 @@
-//! One file per verb: its arguments, and one function that runs it.
+//! One file per command: its arguments, and one function that runs it.
 
 pub mod bench;
 pub mod cache;
@@ -21,7 +21,7 @@ pub mod verify;
 
 use trainer::event::EndReason;
 
-/// How a verb ended when it did not fail.
+/// How a command ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandOutcome {
     /// All was done.

@@ -1,4 +1,4 @@
-//! `hearth plan`: what a job would take and how it would be done, without doing any of it.
+//! `hearth plan`: the memory and time that a job takes, without running it.
 
 use std::fs;
 use std::io::Write;
@@ -26,37 +26,38 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::plan::{MORE_BYTES, PlanReport, PlanTarget};
 
-/// Say what a job would take and how it would be done, without doing any of it.
+/// Show the memory and time that a job takes, without running it.
 ///
-/// Rehearses every phase from the headers of files alone, so the memory is exact, and chooses what
-/// the job leaves open: the best precision that fits, in the fastest way that fits. Nothing is
-/// written and no device is touched. Exits with 1 if the job does not fit.
+/// Does a dry run of every phase from file headers alone, so the memory is exact to the byte. Chooses what the
+/// job leaves open: quantisation of the base, micro-batch size, gradient checkpointing and block offloading
+/// (block swap). The best precision that fits wins, then the fastest. Nothing is written and no device is
+/// opened. Exits with 1 if the job does not fit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth plan job.toml
-  hearth plan job.toml --limit 8GB
-  hearth plan job.toml --image memory.html
+  hearth plan job.toml --limit 8GB                      in less memory
+  hearth plan job.toml --plot memory.html               memory over one step, as a chart
   hearth plan job.toml --resolution 512 --json | jq .peak_bytes
   hearth plan recipes/sd3.5-medium-lora-16gb.toml --machine machines/apple-m2-16gb.toml")]
 pub struct PlanArgs {
     #[command(flatten)]
     job: JobArgs,
 
-    /// Plan for a recorded machine instead of this one
+    /// Plan for a recorded machine (`hearth doctor --record`) instead of this one
     #[arg(long, value_name = "FILE")]
     machine: Option<PathBuf>,
 
-    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    /// Memory limit: 16GB, or 70% of the default limit [default: free memory less a reserve]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<MemoryLimitArg>,
 
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// Draw the memory over a step into a new file: a page, or with .svg the image alone
+    /// Plot memory over one step into a new file: an HTML page, or an image if the name ends in .svg
     #[arg(long, value_name = "FILE")]
-    image: Option<PathBuf>,
+    plot: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -65,7 +66,7 @@ pub struct PlanArgs {
 
 pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let config = arguments.job.resolve("plan")?;
-    if let Some(path) = &arguments.image {
+    if let Some(path) = &arguments.plot {
         output::check_file(path)?;
     }
     let mut source = match &arguments.machine {
@@ -134,7 +135,7 @@ fn show<L: Task>(
         }
         plan => plan?,
     };
-    if let Some(path) = &arguments.image {
+    if let Some(path) = &arguments.plot {
         draw(path, job, &plan, room)?;
     }
     let more = DeviceBudget { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };

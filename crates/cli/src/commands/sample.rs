@@ -1,4 +1,4 @@
-//! `hearth sample`: images from prompts, or texts, by what the base is.
+//! `hearth sample`: images or texts from prompts, depending on the base model.
 
 mod text;
 
@@ -23,12 +23,12 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::sample::{SamplePhase, SampleSummary, SampledImage, SamplingProgress};
 
-/// Draw images from prompts, or continue them as text.
+/// Generate images from prompts, or continue prompts as text.
 ///
-/// An image model draws: text encoders, the model and the decoder are loaded one after the other, and
-/// what an image was made from is written into it: PNG text, or EXIF of a JPEG. A language model continues
-/// the prompt on standard output. Both know before they start how much memory each phase takes, and take no more.
-/// The same seed gives the same on the same engine.
+/// With an image model, text encoders, transformer and VAE decoder are loaded one after the other. Prompt and
+/// settings are written into the image (PNG text or JPEG EXIF). A language model continues the prompt on
+/// standard output. The memory of each phase is planned before it starts, and no more is taken. The same seed
+/// gives the same result on the same device.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -40,27 +40,27 @@ Examples:
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
   hearth sample --base Qwen3-4B.gguf --adapter notes --prompt 'Why is the sky blue?' --chat")]
 pub struct SampleArgs {
-    /// A diffusers or transformers folder, a GGUF file, or a checkpoint in the original layout
+    /// Base model: a diffusers or transformers folder, a GGUF file, or a single-file checkpoint
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
-    /// An adapter for it: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
+    /// LoRA or DoRA adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 
-    /// What to draw, or to continue; may be given several times
+    /// Prompt; may be given several times
     #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
     prompt: Vec<String>,
 
-    /// A file with a prompt per line
+    /// File with one prompt per line
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompts: Option<PathBuf>,
 
-    /// Seed of the first image or text; each next one has the next
+    /// Seed of the first image or text; each following one takes the next seed
     #[arg(long, default_value_t = 1, allow_negative_numbers = true, value_parser = seed)]
     seed: u64,
 
-    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    /// Memory limit: 16GB, or 70% of the default limit [default: free memory less a reserve]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<MemoryLimitArg>,
 
@@ -70,7 +70,7 @@ pub struct SampleArgs {
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// Say how much memory each phase takes, and stop
+    /// Show the memory of each phase, and stop
     #[arg(long)]
     plan: bool,
 
@@ -85,27 +85,27 @@ pub struct SampleArgs {
     writing: text::SampleTextArgs,
 }
 
-/// How images are drawn.
+/// How images are generated.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Image models")]
 struct SampleImageArgs {
-    /// Where the image goes: a .png or .jpg file, or a folder; several get -1, -2, … [default: image.png]
+    /// Output: a .png or .jpg file, or a folder; several images get -1, -2, … [default: image.png]
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
-    /// Width and height in pixels, or one number for both [default: as the model's family does, 1024x1024 for SD3]
+    /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3]
     #[arg(long, value_name = "WxH", value_parser = size)]
     size: Option<[usize; 2]>,
 
-    /// Denoising steps [default: as the model's family does, 28 for SD3]
+    /// Denoising steps [default: by model family, 28 for SD3]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: Option<u32>,
 
-    /// Classifier-free guidance scale; 1 is without guidance, and twice as fast [default: as the model's family does, 7 for SD3]
+    /// Classifier-free guidance scale (CFG); 1 is without guidance, and twice as fast [default: by model family, 7 for SD3]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, value_parser = guidance)]
     guidance: Option<f32>,
 
-    /// Negative prompt: what not to draw
+    /// Negative prompt
     #[arg(long, value_name = "TEXT")]
     negative: Option<String>,
 

@@ -22,18 +22,18 @@ Examples:
   hearth shard transformer/ --out joined/ --max-size 1TB      all in one file
   hearth shard transformer/ --out t/ --stem diffusion_pytorch_model")]
 pub struct ShardArgs {
-    /// A model file, an index of shards, or a folder
+    /// Model file, shard index or folder
     path: PathBuf,
 
-    /// The folder to write into; made if it does not exist
+    /// Output folder; created if it does not exist
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// The most a shard may hold [default: 10GB]
+    /// Maximum size of a shard [default: 10GB]
     #[arg(long, value_name = "SIZE")]
     max_size: Option<Bytes>,
 
-    /// What the files' names start with
+    /// Prefix of the file names
     #[arg(long, default_value = "model")]
     stem: String,
 
@@ -46,12 +46,12 @@ pub fn run(arguments: &ShardArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let ShardArgs { path, out: folder, max_size, stem, checksum } = arguments;
     if stem.is_empty() || stem.contains(['/', '\\']) {
         let problem = format!("--stem is {stem:?}, accepted is the beginning of a file name");
-        return Err(TrainerError::Request { problem, hint: "leave it out to have `model`" }.into());
+        return Err(TrainerError::Request { problem, hint: "leave it out for `model`" }.into());
     }
     let limit = max_size.map_or(SHARD_BYTES, |size| size.0);
     if limit == 0 {
         let problem = "--max-size is 0, accepted is a size such as 2GB".into();
-        return Err(TrainerError::Request { problem, hint: "leave it out to have 10 GB" }.into());
+        return Err(TrainerError::Request { problem, hint: "leave it out for 10 GB" }.into());
     }
     let catalog = Catalog::open(path)?;
     std::fs::create_dir_all(folder)

@@ -1,4 +1,4 @@
-//! `hearth train`: images or texts to a proven adapter, or a model.
+//! `hearth train`: images or texts to a LoRA, or to a fully fine-tuned model.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,13 +20,18 @@ use crate::render::run_summary;
 use crate::render::training::TrainingScreen;
 use crate::text::quoted;
 
-/// Train an adapter on a folder of images, or on texts.
+/// Train a LoRA, a DoRA or a full fine-tune on a folder of images, or on texts.
 ///
-/// Encodes images and captions, or turns texts into tokens, once, says before the first step how much memory each phase takes
-/// and takes no more, trains, shows samples along the way, and writes the adapter for the programs
-/// that were asked for, a model card and a report. Ctrl-C saves; --resume goes on as if nothing had
-/// happened, also after a crash. Where memory gets short or the computer hot, the run is paced, which
-/// changes nothing of what is learnt (docs/thermal.md).
+/// Encodes images and captions, or tokenises texts, once. Plans the memory of every phase before the first
+/// step, and takes no more. Trains, draws samples along the way, and writes the adapter for the programs that
+/// were asked for, with a model card and a report.
+///
+/// Ctrl-C saves; --resume continues bit for bit, also after a crash. If memory gets short or the computer hot,
+/// the run slows down; the result is the same (docs/thermal.md).
+///
+/// All else is a key of the job, in its file or by --set: EMA (train.ema), gradient checkpointing
+/// (train.recompute), gradient accumulation, block offloading, quantisation of the base (base.quantise).
+/// docs/config.md lists every key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +40,8 @@ Examples:
   hearth train recipes/demo.toml
   hearth train recipes/lm-tiny.toml
   hearth train job.toml --steps 500 --rank 32 --lr 5e-5
+  hearth train job.toml --set adapter.kind=full                full fine-tune, without LoRA
+  hearth train job.toml --set train.ema=0.999 --set train.recompute=block
   hearth train job.toml --set data.trigger=zwx --set data.validation=unset
   hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume")]
@@ -42,19 +49,19 @@ pub struct TrainArgs {
     #[command(flatten)]
     job: JobArgs,
 
-    /// Go on with the run in the output folder, from its last checkpoint
+    /// Continue the run in the output folder from its last checkpoint
     #[arg(long)]
     resume: bool,
 
-    /// Write the adapter also of a run that diverged
+    /// Write the adapter even if the run diverged
     #[arg(long)]
     force: bool,
 
-    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    /// Memory limit: 16GB, or 70% of the default limit [default: free memory less a reserve]
     #[arg(long, visible_alias = "max-memory", value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<MemoryLimitArg>,
 
-    /// How the computer is treated: quiet, balanced, full or overnight [machine.mode]
+    /// Heat and noise: quiet, balanced, full or overnight [machine.mode]
     #[arg(long, help_heading = COMPUTER)]
     mode: Option<String>,
 
@@ -64,7 +71,7 @@ pub struct TrainArgs {
         value_name = "CELSIUS",
         allow_negative_numbers = true,
         help_heading = COMPUTER,
-        help = "The highest temperature in °C, instead of the mode's [machine.max_temp]"
+        help = "Temperature limit in °C, instead of the mode's [machine.max_temp]"
     )]
     max_temp: Option<String>,
 
@@ -81,7 +88,7 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// How the computer is treated, as keys of the job.
+    /// What the governor may do, as keys of the job.
     fn governor_flags(&self) -> [JobFlag<'_>; 2] {
         [
             ("--mode", "machine.mode", self.mode.as_deref()),
@@ -108,7 +115,7 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     if end.why == EndReason::Interrupted && screen.prints_text() {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
-        writeln!(out, "saved after step {}; go on with\n  {}", end.step, resume_command(words))?;
+        writeln!(out, "saved after step {}; continue with\n  {}", end.step, resume_command(words))?;
     }
     Ok(end.why.into())
 }
@@ -128,7 +135,7 @@ pub fn train_with_screen(
     Ok(end?)
 }
 
-/// Where what was learnt until now can be used.
+/// Where the latest checkpoint can be used.
 fn so_far(config: &RunConfig, step: u64) -> String {
     let folder = config.output.folder.join(checkpoint::path(step));
     let folder = quoted(&folder.display().to_string());

@@ -15,10 +15,9 @@ use crate::render::verify::{ComparedRow, Verified};
 
 /// Compare a model folder with reference data.
 ///
-/// The folder has config.json, weights, and golden.safetensors: inputs, outputs and adapter gradients
-/// that the reference implementation computed. Prints the largest difference of every output and
-/// gradient, relative to the largest number of the reference, and exits with 1 if one is above what
-/// the format's rounding explains.
+/// The folder holds config.json, weights, and golden.safetensors: inputs, outputs and adapter gradients of the
+/// reference implementation. Prints the largest difference of every output and gradient, relative to the
+/// largest reference value. Exits with 1 if one is above the tolerance of the number format.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,26 +26,26 @@ Examples:
   hearth verify tests/golden/sd3/models/sd3 --adapter tests/golden/sd3/adapters/kohya.safetensors
   hearth verify folder --weights elsewhere/model.safetensors --json")]
 pub struct VerifyArgs {
-    /// The folder
+    /// Model folder with reference data
     folder: PathBuf,
 
-    /// Weights that lie elsewhere, also in the layout of the original checkpoints
+    /// Weights from elsewhere, also a single-file checkpoint
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
 
-    /// Reference data that lies elsewhere
+    /// Reference data from elsewhere
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
 
-    /// An adapter to compare with that of the reference data
+    /// Adapter to compare with that of the reference data
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 
-    /// Format of weights and activations
+    /// Number format of weights and activations
     #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Quantise the weights of blocks
+    /// Quantise the weights of transformer blocks
     #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
     quantise: Option<Quantisation>,
 

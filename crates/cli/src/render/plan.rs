@@ -21,7 +21,7 @@ pub struct PlanTarget {
     pub kind: DeviceKind,
     pub rates: Rates,
     pub limit_bytes: usize,
-    /// Main memory beside a GPU's.
+    /// Main memory for offloaded blocks.
     pub host_bytes: Option<usize>,
 }
 
@@ -29,7 +29,7 @@ pub struct PlanTarget {
 pub struct PlanReport {
     pub target: PlanTarget,
     pub config: RunConfig,
-    /// Numbers of the model that is trained.
+    /// Parameters of the model that is trained.
     pub n_weights: usize,
     pub plan: Plan,
     /// Whether there was no folder to count samples in.
@@ -39,14 +39,14 @@ pub struct PlanReport {
 }
 
 impl PlanReport {
-    /// How much longer a step takes than in the chosen way.
+    /// How much longer a step takes than with the chosen settings.
     pub fn times_slower(&self, considered: &PlanCandidate) -> Option<f64> {
         self.plan.chosen().map(|chosen| considered.secs / chosen.secs)
     }
 }
 
 /// What is said of T5 where it does not fit whole.
-pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same numbers";
+pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same result";
 
 /// Draws everything.
 pub fn page(planned: &PlanReport) -> String {
@@ -54,19 +54,21 @@ pub fn page(planned: &PlanReport) -> String {
     let mut page = TextPage::new();
     page.line(BOLD, &title(planned));
     if let Provenance::Documented { basis } = &machine.provenance {
-        page.line(DIM, &format!("from published facts, nobody measured it: {basis}"));
+        page.line(DIM, &format!("from published facts, not measured: {basis}"));
     }
     page.heading("memory");
     phases(planned, &mut page);
-    let fits = format!(
-        "fits: {} of {}, the program itself and what it reads ahead included",
-        bytes(plan.total_bytes),
-        bytes(*limit_bytes)
-    );
+    let counted = match planned.target.kind {
+        DeviceKind::Cuda { .. } => " GPU memory; the program's main memory is not counted",
+        DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => {
+            ", program and prefetched samples included"
+        }
+    };
+    let fits = format!("fits: {} of {}{counted}", bytes(plan.total_bytes), bytes(*limit_bytes));
     page.item("✓", GOOD, &fits);
     if let (DeviceKind::Cuda { .. }, true) = (planned.target.kind, plan.offloaded_bytes > 0) {
         let text = format!(
-            "and {} of main memory, from where blocks of the model come to the GPU",
+            "block offloading: {} of main memory hold blocks until the GPU needs them",
             bytes(plan.offloaded_bytes)
         );
         page.item("✓", GOOD, &text);
@@ -94,7 +96,7 @@ fn title(planned: &PlanReport) -> String {
     };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
     let weights = thousands(planned.n_weights);
-    format!("{base}, {weights} weights, on {}, {engine}", planned.target.machine.title)
+    format!("{base}, {weights} parameters, on {}, {engine}", planned.target.machine.title)
 }
 
 fn phases(planned: &PlanReport, page: &mut TextPage) {
@@ -132,7 +134,11 @@ fn times(planned: &PlanReport, page: &mut TextPage) {
     }
     page.row("from", PLAIN, &times.certainty());
     if planned.is_nominal {
-        page.row("", DIM, "no images or texts were counted: their number and sizes are assumed");
+        page.row(
+            "",
+            DIM,
+            "no images or texts were found to count: their number and sizes are assumed",
+        );
     }
 }
 
@@ -151,10 +157,10 @@ fn short(secs: f64) -> String {
 /// What a GPU gives up to be fast, or does not.
 fn same_bits(is_deterministic: bool) -> &'static str {
     if is_deterministic {
-        "the same every time: attention finds the gradient of queries by hearth's own kernel"
+        "the same on every run: attention's query gradient is computed by hearth's own kernel"
     } else {
-        "differ a little from run to run: attention's backward is cuDNN's where it is, which is a \
-         quarter faster; `machine.deterministic = true` keeps them"
+        "differ slightly from run to run: attention's backward is cuDNN's where available, which is a \
+         quarter faster; `machine.deterministic = true` makes them equal"
     }
 }
 
@@ -163,7 +169,7 @@ fn chosen(planned: &PlanReport, page: &mut TextPage) {
     // Those that mean nothing in this job have no origin.
     let settings = planned.plan.choice.settings().into_iter();
     let rows = settings.filter(|(key, _)| config.origin(key).is_some()).map(|(key, value)| {
-        let why = if config.is_free(key) { "free, so the plan's" } else { "as the job says" };
+        let why = if config.is_free(key) { "chosen by the plan" } else { "set by the job" };
         [key.to_owned(), value, why.to_owned()]
     });
     page.table(&rows.collect::<Vec<_>>());
@@ -171,8 +177,9 @@ fn chosen(planned: &PlanReport, page: &mut TextPage) {
 
 fn alternatives(planned: &PlanReport, page: &mut TextPage) {
     let Plan { choice, candidates: considered, .. } = &planned.plan;
-    let roomier = considered.iter().filter(|it| !it.fits).min_by(|a, b| a.secs.total_cmp(&b.secs));
-    if let Some(it) = roomier {
+    let too_large =
+        considered.iter().filter(|it| !it.fits).min_by(|a, b| a.secs.total_cmp(&b.secs));
+    if let Some(it) = too_large {
         let text = format!("{}: needs {}, does not fit", it.choice, bytes(it.peak_bytes));
         page.row("rejected", PLAIN, &text);
     }
@@ -199,7 +206,7 @@ fn alternatives(planned: &PlanReport, page: &mut TextPage) {
 fn slower(planned: &PlanReport, considered: &PlanCandidate) -> String {
     match planned.times_slower(considered) {
         Some(times) if times >= 1.005 => format!("{:.0} % slower", 100.0 * (times - 1.0)),
-        // Too little for streaming; see `PlanCandidate::cost`.
+        // Too little for block offloading; see `PlanCandidate::cost`.
         Some(times) if times <= 0.995 => format!("{:.0} % faster", 100.0 * (1.0 - times)),
         _ => "as fast".into(),
     }

@@ -28,35 +28,35 @@ use crate::render;
 use crate::render::bench::figures::{CacheState, LoadFigure, LoadMethod};
 use crate::text::name_of;
 
-/// Measure how fast model files come into memory and go to disk.
+/// Measure how fast model files are loaded and written.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hearth bench load                                      on a file of 2 GB made on the spot
+  hearth bench load                                      on a new file of 2 GB
   hearth bench load --file model.safetensors --json
-  hearth bench load --python .venv/bin/python            beside safetensors and fastsafetensors
-  hearth bench load --device cuda:0                      also into the memory of a card")]
+  hearth bench load --python .venv/bin/python            compared with safetensors and fastsafetensors
+  hearth bench load --device cuda:0                      also into GPU memory")]
 pub struct BenchLoadArgs {
-    /// Load this safetensors file instead of one made on the spot
+    /// Load this safetensors file instead of a new one
     #[arg(long)]
     file: Option<PathBuf>,
 
-    /// Size of the file made on the spot
+    /// Size of the new file
     #[arg(long, default_value = "2GB")]
     size: Bytes,
 
-    /// Folder for the file made on the spot, on the disk to be measured
+    /// Folder for the new file, on the disk to measure
     #[arg(long, default_value = ".")]
     folder: PathBuf,
 
-    /// A Python with torch, safetensors and fastsafetensors, to measure them beside
+    /// A Python with torch, safetensors and fastsafetensors, to compare with
     #[arg(long)]
     python: Option<PathBuf>,
 
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// Times that each is measured; the best counts
+    /// Repetitions; the fastest counts
     #[arg(long, default_value_t = 3)]
     repeats: u32,
 
@@ -85,7 +85,7 @@ pub fn run(arguments: &BenchLoadArgs, out: &mut dyn Write) -> Result<CommandOutc
     } else {
         if arguments.size.0 < LEAST_BYTES {
             let problem = format!("--size is {}, least is 1 MB", arguments.size);
-            return Err(TrainerError::Request { problem, hint: "leave it out to have 2 GB" }.into());
+            return Err(TrainerError::Request { problem, hint: "leave it out for 2 GB" }.into());
         }
         made = TempModelFile::new(&arguments.folder, arguments.size)?;
         &made.0

@@ -1,4 +1,4 @@
-//! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
+//! `hearth bench`: benchmarks of this machine, optionally against PyTorch.
 
 pub mod calibrate;
 pub mod compare;
@@ -22,19 +22,19 @@ use crate::commands::CommandOutcome;
 use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
 
-/// Measure this machine.
+/// Benchmark this machine, optionally against PyTorch.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hearth bench step                        a training step, its time and its memory
+  hearth bench step                        a training step: time and memory
   hearth bench ops                         each op alone
-  hearth bench peers --python .venv/bin/python    the step beside PyTorch's
-  hearth bench models                      SD3, text encoders, the autoencoder
-  hearth bench text                        a language model, all of it trained
-  hearth bench train                       a whole job: encoding its images, and its steps
-  hearth bench calibrate                   time every kernel, once, for predictions
-  hearth bench predict                     how long steps take, beside how long they were to take
-  hearth bench load                        how fast model files come into memory, and go to disk
+  hearth bench peers --python .venv/bin/python    the step, compared with PyTorch
+  hearth bench models                      SD3, text encoders, VAE
+  hearth bench text                        a language model from scratch
+  hearth bench train                       a whole job: encoding images, and training steps
+  hearth bench calibrate                   time every kernel, once, for time estimates in plans
+  hearth bench predict                     predicted and measured step times
+  hearth bench load                        how fast model files are loaded and written
   hearth bench load --python .venv/bin/python --json")]
 pub struct BenchArgs {
     #[command(subcommand)]

@@ -18,56 +18,55 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{BenchProgram, ModelFigures, ModelRow};
 
-/// Runs before the clock starts: memory is touched, caches are warm.
+/// Warm-up runs, which are not measured.
 const WARM_UP: usize = 2;
 
-/// Measure whole models: a training step of SD3, text encoders, the autoencoder.
+/// Measure whole models: a training step of SD3, text encoders, VAE.
 ///
-/// Without --only, those that any computer has room for; sd3-medium and sd3.5-large are of full size.
-/// With --python each is measured beside diffusers, transformers and PEFT, in turn and in processes
-/// of their own.
+/// Weights are random. Without --only, the small models run; sd3-medium and sd3.5-large have full size.
+/// With --python each is compared with diffusers, transformers and PEFT, in turns, each in its own process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth bench models
   hearth bench models --only sd3-mid --dtype bf16
-  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --stream blocks
+  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --offload blocks
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
   hearth bench models --python .venv/bin/python")]
 pub struct BenchModelsArgs {
-    /// Which models; several may be given
+    /// Models to measure; may be given several times
     #[arg(long, value_parser = case)]
     only: Vec<BenchCase>,
 
-    /// Format of weights and activations
+    /// Number format of weights and activations
     #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Images that a transformer is trained on in a step
+    /// Images per training step (batch size)
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
 
-    /// How many of them at once [default: all]
+    /// Images per micro-batch [default: the whole batch]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    at_once: Option<u16>,
+    micro_batch: Option<u16>,
 
-    /// Which blocks of a transformer are recomputed to save memory
+    /// Gradient checkpointing: which transformer blocks are recomputed in backward to save memory
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
-    /// Which frozen blocks of a transformer are in main memory, from where each comes when it is needed
+    /// Block offloading (block swap): which frozen blocks stay in main memory until they are needed
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Offload>())]
-    stream: Offload,
+    offload: Offload,
 
-    /// Times that each is measured; the median counts
+    /// Repetitions; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
 
-    /// A Python with torch, diffusers, transformers and peft to measure beside
+    /// A Python with torch, diffusers, transformers and peft, to compare with
     #[arg(long)]
     python: Option<PathBuf>,
 
-    /// Rounds beside it; medians over all of them count
+    /// Rounds of the comparison; medians over all of them count
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
@@ -123,14 +122,14 @@ fn measure(arguments: &BenchModelsArgs, case: BenchCase) -> Result<ModelFigures,
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
     let how = BenchSettings {
         samples: arguments.samples.into(),
-        micro_batch: arguments.at_once.unwrap_or(arguments.samples).into(),
+        micro_batch: arguments.micro_batch.unwrap_or(arguments.samples).into(),
         recompute: arguments.recompute,
-        offload: arguments.stream,
+        offload: arguments.offload,
     };
-    let mut rehearsed = case.prepare(&meta, dtype, how)?;
-    rehearsed.run()?;
+    let mut dry_run = case.prepare(&meta, dtype, how)?;
+    dry_run.run()?;
     let before = meta.work();
-    rehearsed.run()?;
+    dry_run.run()?;
     let work = meta.work().since(&before);
     let plan_bytes = meta.usage().extent;
 

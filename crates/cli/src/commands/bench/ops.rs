@@ -25,15 +25,15 @@ Examples:
   hearth bench ops --only attention --dtype bf16 --device cuda:0
   hearth bench ops --json --threads 2")]
 pub struct BenchOpsArgs {
-    /// Ops whose name contains this
+    /// Only ops whose name contains this
     #[arg(long, default_value = "")]
     only: String,
 
-    /// Format of weights and activations
+    /// Number format of weights and activations
     #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Times that each is measured; the median counts
+    /// Repetitions; the median counts
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
 
@@ -48,8 +48,8 @@ pub struct BenchOpsArgs {
 pub fn run(arguments: &BenchOpsArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let threads = arguments.engine.threads();
     let mut all = Vec::new();
-    let is_card = matches!(arguments.engine.kind(), DeviceKind::Cuda { .. });
-    for case in cases(is_card).into_iter().filter(|case| case.op.contains(&arguments.only)) {
+    let is_cuda = matches!(arguments.engine.kind(), DeviceKind::Cuda { .. });
+    for case in cases(is_cuda).into_iter().filter(|case| case.op.contains(&arguments.only)) {
         let device = arguments.engine.open(ARENA_BYTES)?;
         let bench = OpBench { device: &device, threads, arguments };
         let figures = bench.measure(&case)?;

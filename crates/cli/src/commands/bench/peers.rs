@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{BenchProgram, PeerFigures};
 
-/// Measure a training step beside PyTorch's.
+/// Compare a training step with PyTorch's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,23 +30,23 @@ pub struct BenchPeersArgs {
     #[arg(long)]
     python: PathBuf,
 
-    /// How large the job is; several may be given
+    /// Size of the job; may be given several times
     #[arg(long, default_values = ["cpu-small"], value_parser = config)]
     config: Vec<WorkloadConfig>,
 
-    /// Formats of weights and activations
+    /// Number formats of weights and activations
     #[arg(long, default_values = ["f32", "bf16"], value_parser = named_value::parser::<Dtype>())]
     dtype: Vec<Dtype>,
 
-    /// Which blocks are recomputed
+    /// Gradient checkpointing: which blocks are recomputed in backward
     #[arg(long, default_values = ["none", "block"], value_parser = named_value::parser::<Recompute>())]
     recompute: Vec<Recompute>,
 
-    /// PyTorch with torch.compile as well
+    /// Compare with torch.compile as well
     #[arg(long)]
     compile: bool,
 
-    /// Measured steps of each process
+    /// Measured steps per process
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 

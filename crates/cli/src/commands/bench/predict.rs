@@ -1,10 +1,10 @@
 //! `hearth bench predict`: how long steps were to take by the rates of this machine, beside how long
-//! they took. Each job is predicted on a device without data before it is run.
+//! they took. Each job is predicted on the meta device before it is run.
 //!
 //! ```text
 //! FOLDER OF THE MEASUREMENT, removed afterwards/
 //!   tiny/  mid/          models with random weights; see `trainer::bench::cases::folder`
-//!   images/            drawn by hearth
+//!   images/              drawn by hearth
 //!   cache-SIZE-PIXELS/   encoded once for all jobs of a size
 //!   run/                 of the job at hand
 //! ```
@@ -38,28 +38,28 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::rates::{PredictedKernel, StepPrediction};
 
-/// Predict the time of training steps, and measure it.
+/// Predict the time of training steps, then measure it.
 ///
-/// Rates are those that `hearth bench calibrate` kept; without them the machine is calibrated first.
+/// Uses the rates that `hearth bench calibrate` stored; without them the machine is calibrated first.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth bench calibrate && hearth bench predict
   hearth bench predict --only mid --json")]
 pub struct PredictArgs {
-    /// Jobs whose name contains this
+    /// Only jobs whose name contains this
     #[arg(long, default_value = "")]
     only: String,
 
-    /// Measured steps of each job
+    /// Measured steps per job
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
-    /// Folder where rates are kept [default: hearth in the user's cache folder]
+    /// Folder where rates are stored [default: hearth in the user's cache folder]
     #[arg(long)]
     folder: Option<PathBuf>,
 
-    /// Model folder whose text encoders, tokenizers and scheduler are taken
+    /// Model folder that text encoders, tokenizers and scheduler are taken from
     #[arg(long, value_name = "FOLDER", default_value = "tests/golden/sd3/pipeline")]
     rest: PathBuf,
 
@@ -71,7 +71,7 @@ pub struct PredictArgs {
     json: bool,
 }
 
-/// Steps before the clock counts: memory is touched, caches are warm.
+/// Warm-up steps, which are not measured.
 const WARM_UP: usize = 2;
 /// The most images in a batch.
 const IMAGES: usize = 4;
@@ -80,7 +80,7 @@ const IMAGES: usize = 4;
 /// they are otherwise.
 type PredictJob = (BenchModelSize, usize, usize, &'static [&'static str]);
 
-/// Chosen: each of what a plan may choose, at a size where it is felt, and little else.
+/// Chosen: each of what a plan may choose, at a size where it matters, and little else.
 const JOBS: [PredictJob; 11] = [
     (BenchModelSize::Tiny, 128, 1, &["base.dtype=f32"]),
     (BenchModelSize::Tiny, 256, 4, &["base.dtype=f32"]),

@@ -1,4 +1,4 @@
-//! `hearth bench step`: a training step of the benchmark job, planned on the shape-only engine
+//! `hearth bench step`: a training step of the benchmark job, planned on the meta device
 //! first, then run in an arena of exactly the planned size.
 
 use compute::Quantisation;
@@ -17,44 +17,44 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::StepFigures;
 
-/// Steps before the clock starts: memory is touched, caches are warm.
+/// Warm-up steps, which are not measured.
 const WARM_UP: usize = 3;
 
-/// Measure a training step: adapters on a stack of transformer blocks.
+/// Measure a training step: LoRA on a stack of transformer blocks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth bench step                                     cpu-small in f32
   hearth bench step --config cpu-mid --dtype bf16 --recompute block
-  hearth bench step --dtype bf16 --base nf4             weights in four bits
-  hearth bench step --config gpu-sd3-b4 --dtype bf16 --at-once 2 --stream alternate --device cuda:0
+  hearth bench step --dtype bf16 --base nf4             weights in 4 bits
+  hearth bench step --config gpu-sd3-b4 --dtype bf16 --micro-batch 2 --offload alternate --device cuda:0
   hearth bench step --json --steps 20 --threads 2")]
 pub struct BenchStepArgs {
-    /// How large the job is
+    /// Size of the job: width, blocks, tokens and batch
     #[arg(long, default_value = "cpu-small", value_parser = config)]
     config: WorkloadConfig,
 
-    /// Format of weights and activations; adapters are always f32
+    /// Number format of weights and activations; LoRA weights are always f32
     #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Format of weights, if they are quantised
+    /// Quantise the base weights
     #[arg(long, value_parser = named_value::parser::<Quantisation>())]
     base: Option<Quantisation>,
 
-    /// Which blocks are recomputed to save memory
+    /// Gradient checkpointing: which blocks are recomputed in backward to save memory
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
-    /// Samples of a step that are computed at once [default: all]
+    /// Samples per micro-batch [default: the whole batch]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    at_once: Option<u16>,
+    micro_batch: Option<u16>,
 
-    /// Which blocks are in main memory, from where each comes when it is needed
+    /// Block offloading (block swap): which blocks stay in main memory until they are needed
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Offload>())]
-    stream: Offload,
+    offload: Offload,
 
-    /// Measured steps, after three that are not
+    /// Measured steps, after three warm-up steps
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
@@ -88,8 +88,8 @@ impl BenchStepArgs {
         WorkloadJob {
             base: self.base,
             recompute: self.recompute,
-            micro_batch: self.at_once.map_or(plain.micro_batch, usize::from),
-            offload: self.stream,
+            micro_batch: self.micro_batch.map_or(plain.micro_batch, usize::from),
+            offload: self.offload,
             ..plain
         }
     }

@@ -18,13 +18,12 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{BenchProgram, ProgramFigures, TextFigures};
 
-/// Steps before the clock starts: memory is touched, caches are warm.
+/// Warm-up steps, which are not measured.
 const WARM_UP: usize = 2;
 
-/// Measure a training step of a language model, all of whose weights are trained.
+/// Measure a training step of a language model trained from scratch (all weights).
 ///
-/// With --python it is measured beside the same model in plain PyTorch, in turn and in processes of
-/// their own.
+/// With --python it is compared with the same model in plain PyTorch, in turns, each in its own process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,43 +32,43 @@ Examples:
   python3 -m venv .venv && .venv/bin/pip install torch
   hearth bench text --dtype bf16 --python .venv/bin/python --compile")]
 pub struct BenchTextArgs {
-    /// The model's shape: tiny, 125M, 350M or 1B
+    /// Size of the model: tiny, 125M, 350M or 1B
     #[arg(long, default_value = "125M", value_parser = preset)]
     preset: LlamaPreset,
 
-    /// Tokens there are
+    /// Vocabulary size
     #[arg(long, default_value_t = 32_000, value_parser = vocabulary)]
     vocabulary: usize,
 
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, default_value_t = 512)]
     length: usize,
 
-    /// Sequences of a step
+    /// Sequences per step (batch size)
     #[arg(long, default_value_t = 4)]
     batch: usize,
 
-    /// Format of activations; what is trained is f32
+    /// Number format of activations; weights are f32
     #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Which blocks are recomputed
+    /// Gradient checkpointing: which blocks are recomputed in backward
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
-    /// Measured steps, after two that are not
+    /// Measured steps, after two warm-up steps
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
-    /// A Python with torch to measure beside
+    /// A Python with torch, to compare with
     #[arg(long)]
     python: Option<PathBuf>,
 
-    /// PyTorch with torch.compile as well
+    /// Compare with torch.compile as well
     #[arg(long, requires = "python")]
     compile: bool,
 
-    /// Rounds beside it; medians over all of them count
+    /// Rounds of the comparison; medians over all of them count
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 

@@ -5,7 +5,7 @@
 //! ```text
 //! FOLDER/
 //!   model/               random weights; see `trainer::bench::cases::folder`
-//!   images/            drawn by hearth
+//!   images/              drawn by hearth
 //!   cache/  run/         hearth's
 //!   peer.safetensors     the peer's
 //! ```
@@ -39,14 +39,14 @@ use crate::render;
 use crate::render::bench::figures::{BenchProgram, JobPart, JobRow};
 use crate::text::name_of;
 
-/// Steps before the clock starts: memory is touched, caches are warm.
+/// Warm-up steps, which are not measured.
 const WARM_UP: usize = 3;
 
 /// Measure a whole training job: encoding its images, and its steps.
 ///
-/// With --python both are measured beside diffusers, transformers, PEFT and PyTorch, in turn and in
-/// processes of their own. Encoding counts from the first byte that is read to the last that is
-/// written; models have random weights and the autoencoder is as large as SD3's.
+/// With --python both are compared with diffusers, transformers, PEFT and PyTorch, in turns, each in its own
+/// process. Encoding counts from the first byte read to the last written. Weights are random; the VAE has
+/// SD3's size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -55,23 +55,23 @@ Examples:
   hearth bench train --python .venv/bin/python
   hearth bench train --python .venv/bin/python --size mid --resolution 256 --dtype bf16 --json")]
 pub struct BenchTrainArgs {
-    /// A Python with torch, diffusers, transformers, peft and pillow to measure beside
+    /// A Python with torch, diffusers, transformers, peft and pillow, to compare with
     #[arg(long)]
     python: Option<PathBuf>,
 
-    /// Model folder whose text encoders, tokenizers and scheduler are taken
+    /// Model folder that text encoders, tokenizers and scheduler are taken from
     #[arg(long, value_name = "FOLDER", default_value = "tests/golden/sd3/pipeline")]
     rest: PathBuf,
 
-    /// How large the transformer is: 2 blocks of width 64, or 8 of width 512
+    /// Size of the transformer: 2 blocks of width 64, or 8 of width 512
     #[arg(long, default_value = "tiny")]
     size: TransformerSize,
 
-    /// Formats of weights and activations; several may be given
+    /// Number formats of weights and activations; may be given several times
     #[arg(long, default_values = ["f32", "bf16"], value_parser = named_value::parser::<Dtype>())]
     dtype: Vec<Dtype>,
 
-    /// Images that are encoded, and trained on
+    /// Images to encode and train on
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     images: u32,
 
@@ -79,11 +79,11 @@ pub struct BenchTrainArgs {
     #[arg(long, default_value_t = 128)]
     resolution: u32,
 
-    /// Images of a step
+    /// Images per step (batch size)
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
-    /// Measured steps of each process
+    /// Measured steps per process
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
@@ -91,7 +91,7 @@ pub struct BenchTrainArgs {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Folder for the model, the images and what is written [default: one that goes away]
+    /// Folder for the model, the images and the results [default: a temporary one]
     #[arg(long)]
     folder: Option<PathBuf>,
 

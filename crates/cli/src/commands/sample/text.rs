@@ -20,27 +20,27 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
 
-/// How texts are written.
+/// How texts are generated.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Language models")]
 pub struct SampleTextArgs {
-    /// The most tokens to write [default: 200]
+    /// Maximum number of new tokens [default: 200]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
 
-    /// Sampling temperature; 0 always takes the likeliest token [default: 0.8]
+    /// Sampling temperature; 0 is greedy decoding [default: 0.8]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 
-    /// Sample from the K likeliest tokens only
+    /// Top-k sampling: only from the K likeliest tokens
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
 
-    /// Sample from the likeliest tokens that together have this probability [default: 0.95]
+    /// Top-p (nucleus) sampling: only from the likeliest tokens with this total probability [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
 
-    /// Ask the prompt as a question, by the model's chat template
+    /// Send the prompt as a user message, by the model's chat template
     #[arg(long)]
     chat: bool,
 }
@@ -60,7 +60,7 @@ impl SampleTextArgs {
     }
 }
 
-/// What was written, or would be.
+/// What was generated, or would be.
 #[derive(Serialize)]
 struct TextSampleReport {
     peak_bytes: usize,
@@ -77,7 +77,7 @@ struct TextSampleRow {
     seed: u64,
     n_prompt_tokens: usize,
     n_tokens: usize,
-    /// Whether the model said that this is all.
+    /// Whether it ended with the end-of-text token.
     is_whole: bool,
     /// From the prompt to the first token.
     prompt_secs: f64,

@@ -95,7 +95,7 @@ pub struct StepFigures {
     pub launches: Option<u64>,
     /// What the arena reached up to.
     pub peak_bytes: usize,
-    /// The same as the shape-only engine predicted it.
+    /// The same as planned on the meta device.
     pub plan_bytes: usize,
     /// Of the planned bytes, how many hold tensors at the worst moment; the rest are holes.
     pub peak_in_use_bytes: usize,

@@ -80,7 +80,8 @@ pub fn step(figures: &StepFigures) -> String {
 pub fn ops(all: &[OpFigures]) -> String {
     let mut page = TextPage::new();
     let mut rows = vec![
-        ["op", "inputs", "ms", "GFLOP/s", "GB/s", "back ms", "GFLOP/s", "GB/s"].map(str::to_owned),
+        ["op", "inputs", "ms", "GFLOP/s", "GB/s", "backward ms", "GFLOP/s", "GB/s"]
+            .map(str::to_owned),
     ];
     let three = |figure: &OpTimes| {
         [
@@ -166,7 +167,7 @@ pub fn training(all: &[JobRow]) -> String {
 fn compared<'a>(all: impl Iterator<Item = (String, &'a ProgramFigures)>) -> String {
     let mut page = TextPage::new();
     let mut rows = vec![
-        ["job", "program", "ms", "processor ms", "memory", "hearth / it", "by processor", "memory"]
+        ["job", "program", "ms", "CPU ms", "memory", "hearth / it", "CPU ratio", "memory ratio"]
             .map(str::to_owned),
     ];
     for (job, figures) in all {
@@ -182,14 +183,14 @@ fn compared<'a>(all: impl Iterator<Item = (String, &'a ProgramFigures)>) -> Stri
         ]);
     }
     page.table(&rows);
-    page.line(DIM, "medians over rounds in turn; every measurement in a process of its own");
+    page.line(DIM, "medians over alternating rounds; every measurement in its own process");
     page.finish()
 }
 
 /// Draws what `hearth bench models` measured.
 pub fn models(all: &[ModelFigures]) -> String {
     let mut page = TextPage::new();
-    let mut rows = vec![["model", "ms", "processor ms", "GFLOP/s", "memory"].map(str::to_owned)];
+    let mut rows = vec![["model", "ms", "CPU ms", "GFLOP/s", "memory"].map(str::to_owned)];
     for figures in all {
         rows.push([
             format!("{} {}", figures.model, figures.dtype),

@@ -31,11 +31,10 @@ use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, redraw};
 use crate::render::rates::CalibrationReport;
 
-/// Time the kernels of training on this machine, for predictions.
+/// Time the training kernels on this machine, so that plans predict step times.
 ///
-/// Takes a minute or two. The result is kept in the user's cache folder for this CPU, this
-/// number of threads and this version of hearth. Other programs that compute meanwhile make all
-/// predictions too long.
+/// Takes a minute or two. The result is stored in the user's cache folder for this device, this number of
+/// threads and this version of hearth. Close other busy programs: they make all predictions too long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -43,7 +42,7 @@ Examples:
   hearth bench calibrate --threads 4 --json
   hearth bench calibrate --folder . && hearth bench predict --folder .")]
 pub struct CalibrateArgs {
-    /// Folder where rates are kept [default: hearth in the user's cache folder]
+    /// Folder where rates are stored [default: hearth in the user's cache folder]
     #[arg(long)]
     folder: Option<PathBuf>,
 
@@ -54,7 +53,7 @@ pub struct CalibrateArgs {
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// Print one JSON object: whose rates they are, where they are kept, and all curves
+    /// Print one JSON object: device, file and all curves
     #[arg(long)]
     json: bool,
 }
