@@ -92,7 +92,7 @@ const FLAGS: &[Row] = &[
     (2, "trian DIR/job.toml", &["unrecognized subcommand 'trian'", "'train'"]),
     (2, "train DIR/job.toml --steps", &["a value is required for '--steps <N>'"]),
     (2, "bench stepp", &["unrecognized subcommand 'stepp'", "'step'", "`hearth bench --help`"]),
-    (2, "train DIR/job.toml --device tpu", &["tpu is no device", "cpu, cuda:0, gpu:0"]),
+    (2, "train DIR/job.toml --device tpu", &["tpu is not a device", "cpu, cuda:0, gpu:0"]),
     (2, "train DIR/job.toml --threads 0", &["invalid value '0' for '--threads"]),
     (2, "completions tcsh", &["'tcsh'", "bash", "zsh"]),
 ];

@@ -1,4 +1,4 @@
-//! Why a verb failed, and the one place where that is printed.
+//! Why a command failed, and the one place where that is printed.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -11,7 +11,7 @@ use machine::RecordingError;
 use trainer::TrainerError;
 use weights::WeightsError;
 
-/// Everything a verb can fail with.
+/// Everything a command can fail with.
 #[derive(Debug)]
 pub enum Failure {
     /// Standard output is gone or full.
@@ -129,7 +129,7 @@ impl Failure {
 
     fn hint(&self) -> Cow<'_, str> {
         let fixed = match self {
-            Self::Output(_) => "check that the disk behind the redirection has room",
+            Self::Output(_) => "check that the disk of the redirected output has space",
             Self::Recording(error) => error.hint(),
             Self::Read { .. } => "check that the file exists and may be read",
             Self::Write { .. } => "give an existing folder you may write to",

@@ -1,14 +1,14 @@
-//! Numbers from one format to another, a block at a time, through f32.
+//! Values from one format to another, a block at a time, through f32.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::dtype::FileDtype;
 
-/// Numbers that fit the first-level cache in both formats and as f32 between them.
+/// Values that fit the first-level cache in both formats and as f32 between them.
 const CHUNK: usize = 1024;
 
-/// Whether numbers of one format can be turned into another. Equal formats always can.
+/// Whether values of one format can be turned into another. Equal formats always can.
 pub fn can_convert(from: FileDtype, to: FileDtype) -> bool {
     from == to
         || matches!(
@@ -22,7 +22,7 @@ pub fn can_convert(from: FileDtype, to: FileDtype) -> bool {
         ) && matches!(to, FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16)
 }
 
-/// Converts as many numbers as the two slices hold; the formats must be convertible.
+/// Converts as many values as the two slices hold; the formats must be convertible.
 pub fn convert(from: FileDtype, bytes: &[u8], to: FileDtype, out: &mut [u8]) {
     if from == to {
         out.copy_from_slice(bytes);
@@ -37,7 +37,7 @@ pub fn convert(from: FileDtype, bytes: &[u8], to: FileDtype, out: &mut [u8]) {
     }
 }
 
-/// f32 numbers into bytes of a format that [`can_convert`] allows.
+/// f32 values into bytes of a format that [`can_convert`] allows.
 pub fn encode(numbers: &[f32], to: FileDtype, out: &mut [u8]) {
     match to {
         FileDtype::F32 => each(numbers, out, f32::to_le_bytes),

@@ -18,7 +18,7 @@ use crate::write::{WrittenFile, split_shards, write_file, write_shards};
 pub struct CopyOptions<'a> {
     /// File or folder.
     pub target: CopyTarget<'a>,
-    /// The format for floating-point numbers; absent, each tensor keeps its own.
+    /// The format for floating-point values; absent, each tensor keeps its own.
     pub dtype: Option<FileDtype>,
     /// Whether to count checksums along the way.
     pub checksum: bool,
@@ -92,7 +92,7 @@ fn metadata_of(catalog: &Catalog) -> BTreeMap<String, String> {
     metadata
 }
 
-/// Quantised blocks hold numbers times f16 scales, so f16 is what loses least in two bytes.
+/// Quantised blocks hold values times f16 scales, so f16 is what loses least in two bytes.
 fn target_dtype(tensor: &TensorInfo, asked: Option<FileDtype>) -> FileDtype {
     match (tensor.encoding, asked) {
         (TensorEncoding::Blocks(_), asked) => asked.unwrap_or(FileDtype::F16),

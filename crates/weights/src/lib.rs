@@ -1,7 +1,7 @@
 //! Model files: safetensors and its shards, PyTorch archives, GGUF. Reads headers without data and
 //! data into buffers the caller owns; writes atomically. Knows nothing of tensors or training.
 //!
-//! [`Catalog::open`] tells what a file or folder holds, [`load::load`] brings numbers into memory,
+//! [`Catalog::open`] tells what a file or folder holds, [`load::load`] brings values into memory,
 //! [`mod@write`] puts them on disk.
 
 pub mod catalog;

@@ -1,4 +1,4 @@
-//! Numbers from files into the caller's memory: several threads, large blocks, one pass, no second
+//! Values from files into the caller's memory: several threads, large blocks, one pass, no second
 //! copy. Where the format asked for is another than the stored one, each block is converted on its
 //! way through a small buffer that stays in the CPU's cache.
 
@@ -19,7 +19,7 @@ use crate::gguf::GgufBlockFormat;
 use crate::gguf::blocks::dequantise;
 use crate::tensor::{TensorEncoding, TensorInfo};
 
-/// Memory that numbers are loaded into: the CPU's own, or any that is filled through it.
+/// Memory that values are loaded into: the CPU's own, or any that is filled through it.
 pub trait LoadTarget: Sized + Send {
     /// How large it is.
     fn bytes(&self) -> usize;
@@ -45,13 +45,13 @@ impl LoadTarget for &mut [u8] {
     }
 }
 
-/// Numbers to load: those of a tensor from `first` on, as many as the buffer holds.
+/// Values to load: those of a tensor from `first` on, as many as the buffer holds.
 pub struct LoadRequest<'a, T = &'a mut [u8]> {
     /// Where they lie.
     pub tensor: &'a TensorInfo,
     /// The format to load them in.
     pub dtype: FileDtype,
-    /// How many of the tensor's numbers to leave out at its start.
+    /// How many of the tensor's values to leave out at its start.
     pub first: u64,
     /// Where they go.
     pub into: T,
@@ -126,7 +126,7 @@ pub fn load<T: LoadTarget>(
     disks.iter().flatten().try_for_each(DirectReader::check_unchanged)
 }
 
-/// Some of a tensor's numbers as f32, for what is small enough to be held twice.
+/// Some of a tensor's values as f32, for what is small enough to be held twice.
 pub fn load_f32(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
     let mut bytes = vec![0; (numbers.end - numbers.start) as usize * size_of::<f32>()];
     let wanted =
@@ -367,7 +367,7 @@ impl<T: LoadTarget> TensorChunk<'_, T> {
     }
 }
 
-/// Quantised blocks to numbers of the format asked for, a cache's worth at a time.
+/// Quantised blocks to values of the format asked for, a cache's worth at a time.
 fn dequantise_into(format: GgufBlockFormat, blocks: &[u8], dtype: FileDtype, into: &mut [u8]) {
     // A multiple of every format's block.
     const NUMBERS: usize = 2048;
@@ -382,7 +382,7 @@ fn dequantise_into(format: GgufBlockFormat, blocks: &[u8], dtype: FileDtype, int
     }
 }
 
-/// The numbers of a strided view in row-major order. The reader of the archive has checked that all
+/// The values of a strided view in row-major order. The reader of the archive has checked that all
 /// of them lie within the bytes.
 fn gather(bytes: &[u8], shape: &[u64], strides: &[u64], width: usize) -> Vec<u8> {
     let count = crate::tensor::numel_of(shape).expect("readers refuse shapes that do not fit");

@@ -1,6 +1,6 @@
 //! Mapped memory. Tensors through a mapping of their file: nothing is read until it is touched, good
 //! for looking at a few of many; a full load is faster and safer, and on DGX Spark copies from a
-//! mapping crawl. And fresh memory to load into.
+//! mapping are slow. And new memory to load into.
 
 #![allow(unsafe_code)]
 
@@ -19,13 +19,13 @@ pub struct MappedFiles(Vec<Mmap>);
 
 impl MappedFiles {
     /// Maps every file of the catalog. Whoever changes one of them while it is mapped changes the
-    /// numbers under us; whoever cuts one short ends the program when the lost part is touched.
+    /// values under us; whoever cuts one short ends the program when the lost part is touched.
     pub fn open(catalog: &Catalog) -> Result<Self> {
         let map = |path: &PathBuf| {
             let io = |source| WeightsError::io("map", path, source);
             let file = File::open(path).map_err(io)?;
             // SAFETY: the mapping is read-only and only bytes are read through it, so that a change
-            // from outside gives wrong numbers, not wrong types; the caller was told not to change
+            // from outside gives wrong values, not wrong types; the caller was told not to change
             // the file.
             unsafe { Mmap::map(&file) }.map_err(io)
         };

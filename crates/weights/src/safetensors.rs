@@ -1,4 +1,4 @@
-//! The safetensors format: eight bytes of header length, a JSON header, the numbers.
+//! The safetensors format: eight bytes of header length, a JSON header, the values.
 //!
 //! ```text
 //! u64 little-endian   length n of the header
@@ -189,7 +189,7 @@ impl<'de> Deserialize<'de> for SafetensorsHeader {
 pub struct OutputTensor {
     /// Its name.
     pub name: String,
-    /// How its numbers will be stored.
+    /// How its values will be stored.
     pub dtype: FileDtype,
     /// Sizes, outermost first.
     pub shape: Vec<u64>,
@@ -202,7 +202,7 @@ impl OutputTensor {
     }
 }
 
-/// The order in which the reference writer lays tensors out: widest numbers first, so that each is
+/// The order in which the reference writer lays tensors out: widest values first, so that each is
 /// aligned to its size, then by name.
 pub fn order(tensors: &mut [OutputTensor]) {
     tensors.sort_by(|a, b| (b.dtype.bytes(), &a.name).cmp(&(a.dtype.bytes(), &b.name)));

@@ -1,4 +1,4 @@
-//! What is odd about a model file, judged from its names and shapes, and from its numbers where
+//! What looks wrong in a model file, judged from its names and shapes, and from its values where
 //! they are asked for or few.
 
 use serde::Serialize;
@@ -10,14 +10,14 @@ use crate::error::Result;
 use crate::load::load_blocks;
 use crate::tensor::{TensorEncoding, TensorInfo};
 
-/// What the numbers of a tensor are like.
+/// Statistics of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ValueStats {
     /// Smallest finite number; nothing if there is none.
     pub least: Option<f32>,
     /// Largest finite number.
     pub most: Option<f32>,
-    /// How many are not numbers.
+    /// How many are NaN.
     pub n_nan: u64,
     /// How many are infinite.
     pub n_infinite: u64,
@@ -135,7 +135,7 @@ fn unpaired_adapters(catalog: &Catalog) -> Vec<&str> {
     catalog.tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| lonely(name)).collect()
 }
 
-/// What the numbers of a tensor give away.
+/// What looks wrong in the values of a tensor.
 pub fn odd_values(tensor: &TensorInfo, values: &ValueStats) -> Option<Oddity> {
     let name = &tensor.name;
     let oddity = |what: String, hint: &str| Some(Oddity { what, hint: hint.into() });

@@ -1,4 +1,4 @@
-//! A tensor as it lies in a file: name, shape, how its numbers are encoded, and where.
+//! A tensor as it lies in a file: name, shape, how its values are encoded, and where.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Sizes, outermost first.
     pub shape: Vec<u64>,
-    /// How its numbers are stored.
+    /// How its values are stored.
     pub encoding: TensorEncoding,
     /// The file it lies in, as an index into the catalog's files.
     pub file: usize,
@@ -20,19 +20,19 @@ pub struct TensorInfo {
     pub offset: u64,
     /// Bytes it takes there.
     pub bytes: u64,
-    /// Steps between neighbours along each dimension, in numbers; absent where the tensor lies
+    /// Strides in elements; absent where the tensor lies
     /// densely in row-major order. Only PyTorch archives have others.
     pub strides: Option<Vec<u64>>,
 }
 
 impl TensorInfo {
-    /// How many numbers it holds.
+    /// How many elements it has.
     pub fn numel(&self) -> u64 {
-        numel_of(&self.shape).expect("readers refuse shapes whose product does not fit")
+        numel_of(&self.shape).expect("readers refuse shapes that overflow")
     }
 }
 
-/// How a tensor's numbers are stored.
+/// How a tensor's values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorEncoding {
     /// One after the other.
@@ -42,7 +42,7 @@ pub enum TensorEncoding {
 }
 
 impl TensorEncoding {
-    /// Bytes that `count` numbers take; nothing if that does not fit or is no whole number of
+    /// Bytes that `count` values take; nothing if that does not fit or is no whole number of
     /// blocks.
     pub fn bytes_for(self, count: u64) -> Option<u64> {
         let per_block = self.values_per_block();
@@ -57,7 +57,7 @@ impl TensorEncoding {
         }
     }
 
-    /// How many numbers stand or fall together.
+    /// How many values stand or fall together.
     pub fn values_per_block(self) -> u64 {
         match self {
             Self::Plain(_) => 1,
@@ -75,11 +75,11 @@ impl fmt::Display for TensorEncoding {
     }
 }
 
-/// The product of a shape's sizes, unless it overflows.
+/// The number of elements of a shape, unless it overflows.
 pub fn numel_of(shape: &[u64]) -> Option<u64> {
     // A zero anywhere makes the tensor empty, however large its other sizes are.
     if shape.contains(&0) {
         return Some(0);
     }
-    shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
+    shape.iter().try_fold(1_u64, |numel, size| numel.checked_mul(*size))
 }

@@ -9,7 +9,7 @@ use crate::safetensors::OutputTensor;
 use crate::tensor::TensorInfo;
 use crate::write::{FillTensorFn, write_file};
 
-/// A file of u8 tensors with these numbers of bytes.
+/// A file of u8 tensors of these sizes in bytes.
 pub fn model(folder: &Path, sizes: &[u64]) -> Catalog {
     let path = folder.join("model.safetensors");
     let tensor = |(at, size): (usize, &u64)| OutputTensor {

@@ -45,7 +45,7 @@ const MAX_COPIED_BYTES: usize = 64 << 20;
 /// Chosen: PyTorch operates on at most 64 dimensions.
 const MAX_DIMENSIONS: usize = 64;
 
-/// Chosen: an expanded tensor repeats numbers that stand in the file once, masks and positions for
+/// Chosen: an expanded tensor repeats values that stand in the file once, masks and positions for
 /// example. Whoever loads it makes room for all of them, so a few bytes must not claim a disk.
 const MAX_REPEATED_BYTES: u64 = 1 << 30;
 
@@ -271,7 +271,7 @@ fn storage_bytes(tensor: &PickleTensor, entry_bytes: u64) -> std::result::Result
     }
 }
 
-/// How a tensor lies in its storage, in numbers.
+/// How a tensor lies in its storage, in values.
 struct StorageView {
     shape: Vec<u64>,
     strides: Vec<u64>,
@@ -290,7 +290,7 @@ impl StorageView {
         Ok(Self { shape, strides, offset, dtype: tensor.dtype })
     }
 
-    /// Bytes of all its numbers one after the other, also those that an expanded tensor repeats.
+    /// Bytes of all its values one after the other, also those that an expanded tensor repeats.
     fn dense_bytes(&self) -> std::result::Result<u64, String> {
         let bytes = numel_of(&self.shape).and_then(|count| count.checked_mul(self.dtype.bytes()));
         bytes.ok_or_else(|| format!("sizes {:?} are beyond 2^64 bytes", self.shape))
@@ -318,7 +318,7 @@ impl StorageView {
         })
     }
 
-    /// Whether its numbers follow each other without gaps, the last dimension fastest. Where
+    /// Whether its values follow each other without gaps, the last dimension fastest. Where
     /// there is but one step to make, its length does not matter.
     fn is_dense(&self) -> bool {
         let mut expected = 1;
@@ -510,7 +510,7 @@ mod tests {
         [b"(".to_vec(), items.concat(), b"t".to_vec()].concat()
     }
 
-    /// A tensor in storage 0 of `count` numbers of f32.
+    /// A tensor in storage 0 of `count` values of f32.
     fn tensor(count: i64, offset: i64, shape: &[i64], strides: &[i64]) -> Vec<u8> {
         let class =
             b"X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu".to_vec();
@@ -534,7 +534,7 @@ mod tests {
         zip.finish().unwrap().into_inner()
     }
 
-    /// This pickle, and a storage of six numbers.
+    /// This pickle, and a storage of six values.
     fn model(pickle: &[u8]) -> Vec<u8> {
         archive(&[("m/data.pkl", pickle), ("m/data/0", &[7; 24])])
     }

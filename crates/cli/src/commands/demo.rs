@@ -67,7 +67,7 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
-    let screen = Arc::new(TrainingScreen::new(&config, false, (arguments.quiet, arguments.json)));
+    let screen = Arc::new(TrainingScreen::new(&config, false, arguments.quiet, arguments.json));
     let engine_on = engine.for_job(&config);
     let end = train_with_screen(
         &config,

@@ -66,12 +66,12 @@ pub struct JobArgs {
 pub type JobFlag<'a> = (&'static str, &'static str, Option<&'a str>);
 
 impl JobArgs {
-    /// As it is meant. `verb` is the one it was given to.
+    /// The resolved job. `verb` is the command it was given to.
     pub fn resolve(&self, verb: &str) -> Result<RunConfig, Failure> {
         self.resolve_with(verb, &[])
     }
 
-    /// As it is meant, with the flags that only this verb has.
+    /// The resolved job, with the flags that only this command has.
     pub fn resolve_with(&self, verb: &str, more: &[JobFlag<'_>]) -> Result<RunConfig, Failure> {
         match self.typed(more).and_then(RawConfig::resolve) {
             Err(ConfigError::Missing { key }) if self.file.is_none() => {

@@ -1,4 +1,4 @@
-//! Files that a verb will write: that they can be is checked before the work, not after it.
+//! Files that a command will write: whether they can be is checked before the work, not after it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Error, ErrorKind};

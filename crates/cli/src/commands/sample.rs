@@ -113,7 +113,7 @@ struct SampleImageArgs {
     #[arg(long, value_name = "FILE")]
     latents: Option<PathBuf>,
 
-    /// A folder that has what a checkpoint lacks: text encoders, tokenizers, scheduler
+    /// Folder with what a single-file checkpoint lacks: text encoders, tokenizers, scheduler
     #[arg(long, value_name = "FOLDER")]
     rest: Option<PathBuf>,
 }
@@ -197,8 +197,10 @@ fn sample_images(
 ) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     if let Some(name) = arguments.writing.first_typed() {
-        let problem =
-            format!("{name} is for language models, this one draws: {}", arguments.base.display());
+        let problem = format!(
+            "{name} is for language models, this is an image model: {}",
+            arguments.base.display()
+        );
         return Err(TrainerError::Request { problem, hint: "leave it out" }.into());
     }
     let file = arguments.images.out();
@@ -267,13 +269,13 @@ fn request(arguments: &SampleArgs, usual: SamplingDefaults) -> Result<ImageReque
     })
 }
 
-/// Words beyond an encoder's reach change nothing, which the user should know.
+/// Tokens beyond an encoder's maximum length are cut off, which the user should know.
 fn warn_truncated(pipeline: &Pipeline, request: &ImageRequest) {
     for (index, prompt) in request.prompts.iter().enumerate() {
         for (encoder, cut) in pipeline.encoders.truncations(prompt) {
             let n = cut.n_tokens - cut.max_tokens;
             let text =
-                format!("prompt {}: {} does not see its last {n} tokens", index + 1, encoder.name);
+                format!("prompt {}: {} cuts off its last {n} tokens", index + 1, encoder.name);
             render::warn(&text);
         }
     }

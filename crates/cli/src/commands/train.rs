@@ -103,7 +103,7 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     engine.check_trust()?;
     let on = engine.device_setup(arguments.limit)?;
     let start = TrainOptions { resume: arguments.resume, force: arguments.force };
-    let screen = TrainingScreen::new(&config, start.resume, (arguments.quiet, arguments.json));
+    let screen = TrainingScreen::new(&config, start.resume, arguments.quiet, arguments.json);
     let screen = Arc::new(screen);
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();

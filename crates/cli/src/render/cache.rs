@@ -298,7 +298,7 @@ fn memory(page: &mut TextPage, summary: &CacheSummary) {
 fn done(summary: &CacheSummary) -> String {
     let CacheSummary { missing_images, missing_texts, secs, .. } = summary;
     if missing_images + missing_texts == 0 {
-        return "all of it is in the cache".into();
+        return "everything is cached".into();
     }
     let what = format!("{missing_images} images and {missing_texts} texts");
     if !summary.is_done {

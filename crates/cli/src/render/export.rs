@@ -28,7 +28,7 @@ pub fn page(all: &[ExportRow]) -> String {
         [row.format.clone(), row.layers.to_string(), row.unmatched.to_string(), difference, path]
     }));
     page.table(&rows);
-    page.line(DIM, "each was read again by its reader's names, and compared");
+    page.line(DIM, "each was read back by the rules of its program, and compared");
     page.finish()
 }
 

@@ -1,4 +1,4 @@
-//! A model's page: what it is, where its bytes are, its tensors, what is odd.
+//! A model's page: what it is, its size by group, its tensors, what looks wrong.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,13 +21,13 @@ pub struct ModelSurvey {
     pub checksums: Vec<String>,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// Numbers in all tensors.
+    /// Parameters in all tensors.
     pub numbers: u64,
-    /// Words the makers put in.
+    /// Metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// All tensors.
     pub tensors: Vec<TensorRow>,
-    /// What is odd.
+    /// What looks wrong.
     pub oddities: Vec<Oddity>,
 }
 
@@ -60,11 +60,11 @@ pub fn page(survey: &ModelSurvey, all: bool) -> String {
         page.row("blake3", PLAIN, &format!("{checksum} {name}"));
     }
     metadata(survey, all, &mut page);
-    page.heading("where its bytes are");
+    page.heading("size by group");
     prefixes(survey, &mut page);
     page.heading("tensors");
     page.table(&if all { each(&survey.tensors) } else { patterns(&survey.tensors) });
-    page.heading("what is odd");
+    page.heading("what looks wrong");
     if survey.oddities.is_empty() {
         page.item("✓", GOOD, "nothing found");
     }
@@ -93,17 +93,17 @@ fn metadata(survey: &ModelSurvey, all: bool, page: &mut TextPage) {
 }
 
 fn size(survey: &ModelSurvey) -> String {
-    let (bytes, numbers) = (Bytes(survey.bytes), numbers(survey.numbers));
+    let (bytes, params) = (Bytes(survey.bytes), rounded(survey.numbers));
     let (tensors, files) =
         (counted(survey.tensors.len(), "tensor"), counted(survey.files.len(), "file"));
-    format!("{bytes} in {tensors}, {numbers} numbers, {files}")
+    format!("{bytes} in {tensors}, {params} parameters, {files}")
 }
 
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn numbers(count: u64) -> String {
+fn rounded(count: u64) -> String {
     match count {
         0..1_000_000 => count.to_string(),
         1_000_000..1_000_000_000 => format!("{:.1} million", count as f64 / 1e6),

@@ -26,7 +26,7 @@ use crate::text::{BOLD, DIM, WARN, plural, thousands};
 /// Warnings that are shown; the rest is in the report.
 const SHOWN: usize = 10;
 
-/// Shows a run as it goes. Hears its events, and has no other way to it.
+/// Shows a run as it goes, from its events alone.
 pub struct TrainingScreen {
     is_quiet: bool,
     is_json: bool,
@@ -40,11 +40,17 @@ struct ScreenState {
     eta: Eta,
     throttle: ProgressThrottle,
     warnings: usize,
-    /// How the run is held back, and why.
-    pace: Option<(Pace, String)>,
-    /// Causes that were said.
+    /// The pace if it is below full.
+    pace: Option<HeldPace>,
+    /// Kinds of causes that were shown.
     causes: Vec<Discriminant<Cause>>,
     drawn: Option<Instant>,
+}
+
+/// A pace below full, and why.
+struct HeldPace {
+    pace: Pace,
+    cause: String,
 }
 
 /// A line that stays.
@@ -52,13 +58,13 @@ struct ScreenState {
 enum ScreenLine {
     /// What happens.
     Line(String),
-    /// What is shown also to who wants to see nothing.
+    /// Shown even with --quiet.
     Warning(String),
 }
 
 impl TrainingScreen {
-    /// Of a job; `resume` if it goes on with the run in its folder.
-    pub fn new(config: &RunConfig, resume: bool, (is_quiet, is_json): (bool, bool)) -> Self {
+    /// For a job; `resume` if it continues the run in its folder.
+    pub fn new(config: &RunConfig, resume: bool, is_quiet: bool, is_json: bool) -> Self {
         let before = resume.then(|| History::read(&config.output.folder));
         // What cannot be read is said by the run itself.
         let history = before.and_then(Result::ok).unwrap_or_default();
@@ -66,14 +72,14 @@ impl TrainingScreen {
         Self { is_quiet, is_json, begun: Instant::now(), state }
     }
 
-    /// Whether there is somebody who reads words.
+    /// Whether text is printed at all.
     pub fn prints_text(&self) -> bool {
         !self.is_quiet && !self.is_json
     }
 
     /// Says what Ctrl-C does now; `raise` asks the run to stop.
     pub fn stop(&self, raise: impl FnOnce()) {
-        // Held until the run knows, so that nothing is said in between.
+        // Locked until the run knows, so that nothing is printed in between.
         let state = self.state();
         say(state.stopping());
         raise();
@@ -205,7 +211,7 @@ impl ScreenState {
     fn pace(&mut self, paced: &PaceChange) -> Vec<ScreenLine> {
         let PaceDecision { to, cause, .. } = &paced.decision;
         let is_held = to.duty < 1.0 || to.is_paused || to.level > 0;
-        self.pace = is_held.then(|| (*to, cause.to_string()));
+        self.pace = is_held.then(|| HeldPace { pace: *to, cause: cause.to_string() });
         let kind = std::mem::discriminant(cause);
         if self.causes.contains(&kind) || cause.hint().is_none() {
             return Vec::new();
@@ -312,11 +318,11 @@ fn memory(taken_bytes: usize, begin: &RunStart) -> String {
 }
 
 /// `72 % pace`, and `(hot: ...)`: why it is not full.
-fn pace((pace, cause): &(Pace, String)) -> (String, String) {
+fn pace(HeldPace { pace, cause }: &HeldPace) -> (String, String) {
     let what = match pace {
         Pace { is_paused: true, .. } => "paused".into(),
         Pace { duty, .. } if *duty < 1.0 => format!("{:.0} % pace", 100.0 * duty),
-        _ => "tighter".to_owned(),
+        _ => "less memory".to_owned(),
     };
     (format!("{WARN}{what}{WARN:#}"), format!("{DIM}({cause}){DIM:#}"))
 }
@@ -402,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tighter_way_is_one_warning_with_its_figures() {
+    fn a_memory_fallback_is_one_warning_with_its_figures() {
         let how = |micro| BatchSettings { micro, recompute: Recompute::Alternate };
         let tightened = Event::Tightened(MemoryFallback {
             step: 12,
@@ -412,11 +418,12 @@ mod tests {
             in_use_bytes: 10 << 20,
             limit_bytes: 12 << 20,
         });
-        let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 at \
-                    once with every second block recomputed instead of 3 at once with \
-                    every second block recomputed, which is slower; a higher --limit avoids it";
         let lines = shown().note(&record(&tightened), 0.0);
-        assert_eq!(lines, [ScreenLine::Warning(format!("{WARN}warning:{WARN:#} {said}"))]);
+        let Event::Tightened(fallback) = &tightened else { unreachable!("made above") };
+        assert_eq!(lines, [ScreenLine::Warning(format!("{WARN}warning:{WARN:#} {fallback}"))]);
+        let text = fallback.to_string();
+        assert!(text.contains("asked 3 MiB, in use 10 MiB of 12 MiB"), "{text}");
+        assert!(text.contains(&format!("{} instead of {}", how(2), how(3))), "{text}");
     }
 
     #[test]

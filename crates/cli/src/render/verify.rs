@@ -39,7 +39,7 @@ impl From<Comparison> for ComparedRow {
 pub fn page(findings: &Verified) -> String {
     let mut page = TextPage::new();
     let Verified { class, n_weights, dtype, device, is_fine, tensors } = findings;
-    page.line(BOLD, &format!("{class}, {n_weights} weights, {dtype} on {device}"));
+    page.line(BOLD, &format!("{class}, {n_weights} parameters, {dtype} on {device}"));
     let is_gradient = |row: &&ComparedRow| row.name.starts_with("grad.");
     let worst = tensors
         .iter()

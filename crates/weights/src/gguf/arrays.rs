@@ -16,9 +16,9 @@ use crate::error::{Result, WeightsError};
 pub enum GgufArray {
     /// Texts.
     Strings(Vec<String>),
-    /// Whole numbers of any size.
+    /// Integers of any size.
     Integers(Vec<i64>),
-    /// Fractions of any precision.
+    /// Floats of any precision.
     Floats(Vec<f64>),
 }
 

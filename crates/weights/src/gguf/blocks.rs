@@ -1,17 +1,17 @@
-//! GGUF's quantised blocks, turned back into numbers.
+//! GGUF's quantised blocks, turned back into values.
 //!
-//! A block holds 32 or 256 numbers as small integers with a common scale. The "K" formats split
+//! A block holds 32 or 256 values as small integers with a common scale. The "K" formats split
 //! theirs into sub-blocks, whose own scales are small integers too. Scales are half precision, and
 //! everything is little-endian.
 //!
 //! The order of the operations is that of the `gguf` Python package, so that the results are equal
-//! bit for bit. Numbers are turned into blocks in `write`, of the one format that hearth writes.
+//! bit for bit. Values are turned into blocks in `write`, of the one format that hearth writes.
 
 use half::f16;
 
 use crate::gguf::GgufBlockFormat;
 
-/// Turns whole blocks into numbers. The caller has made room for exactly as many as there are.
+/// Turns whole blocks into values. The caller has made room for exactly as many as there are.
 pub fn dequantise(format: GgufBlockFormat, blocks: &[u8], out: &mut [f32]) {
     match format {
         GgufBlockFormat::Q4_0 => each(blocks, out, q4_0),
@@ -109,7 +109,7 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 
 /// `128 bytes of two lower 4 bits | 64 bytes of four upper 2 bits | 16 signed sub-block scales of
 /// 8 bits | scale f16`: sixteen sub-blocks of scale × (integer − 32). Each half of the block has
-/// its own half of both bit fields, and lies there in four runs of 32 numbers.
+/// its own half of both bit fields, and lies there in four runs of 32 values.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     let scales = &block[192..208];
@@ -175,7 +175,7 @@ mod tests {
     const FIXTURE: &str =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/weights/mixed.gguf");
 
-    /// The numbers the Python package makes of a tensor of the fixture.
+    /// The values the Python package makes of a tensor of the fixture.
     fn expected(name: &str, count: usize) -> Vec<u32> {
         let json = std::fs::read_to_string(format!("{FIXTURE}.json")).unwrap();
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();

@@ -10,7 +10,7 @@
 //! string: length u64, UTF-8      array: kind u32, length u64, values      all little-endian
 //! ```
 //!
-//! `write` makes such files. Left out on purpose: the data, which `blocks` turns into numbers; the
+//! `write` makes such files. Left out on purpose: the data, which `blocks` turns into values; the
 //! entries of long arrays (vocabularies), which are counted here and read by `lists`; version 1, whose counts have 32 bits;
 //! files for big-endian machines; models split over several files, of which each is read alone.
 
@@ -177,7 +177,7 @@ impl<R: Read> GgufReader<'_, R> {
             GgufValueType::I32 => i32::from_le_bytes(self.array()?).to_string(),
             GgufValueType::U64 => self.u64()?.to_string(),
             GgufValueType::I64 => i64::from_le_bytes(self.array()?).to_string(),
-            // `Debug` writes very large and small numbers with an exponent, `Display` with zeros.
+            // `Debug` writes very large and small values with an exponent, `Display` with zeros.
             GgufValueType::F32 => format!("{:?}", f32::from_le_bytes(self.array()?)),
             GgufValueType::F64 => format!("{:?}", f64::from_le_bytes(self.array()?)),
             GgufValueType::Bool => self.boolean()?.to_string(),

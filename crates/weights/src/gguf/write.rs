@@ -28,9 +28,9 @@ pub enum GgufValue {
     Bool(bool),
     /// A text.
     Text(String),
-    /// Small numbers.
+    /// Integers.
     I32s(Vec<i32>),
-    /// Real numbers.
+    /// Floats.
     F32s(Vec<f32>),
     /// Texts, such as a vocabulary.
     Texts(Vec<String>),
@@ -45,7 +45,7 @@ pub enum GgufFormat {
     F16,
     /// The upper half of f32.
     Bf16,
-    /// 32 numbers as integers of 8 bits with a scale.
+    /// 32 values as integers of 8 bits with a scale.
     Q8_0,
 }
 
@@ -81,16 +81,16 @@ impl GgufTensor {
     }
 }
 
-/// How many numbers a tensor has, and the bytes they take in the file.
+/// How many values a tensor has, and the bytes they take in the file.
 struct EncodedSize {
     numel: u64,
     bytes: u64,
 }
 
-/// Gives some numbers of the tensor of that place in the list.
+/// Gives some values of the tensor of that place in the list.
 pub type ReadValuesFn<'a> = &'a mut dyn FnMut(usize, Range<u64>) -> Result<Vec<f32>>;
 
-/// Numbers that are asked for at a time. Chosen: 4 MiB in f32, enough for a disk to keep streaming.
+/// Values that are asked for at a time. Chosen: 4 MiB in f32, enough for a disk to keep streaming.
 const CHUNK: u64 = if cfg!(test) { 64 } else { 1 << 20 };
 
 /// Writes a file, its metadata and tensors in their order.
@@ -196,7 +196,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// That as many numbers came as were asked for, and that the format can hold them: a model that became
+/// That as many values came as were asked for, and that the format can hold them: a model that became
 /// infinite on its way would be noticed late.
 fn check(tensor: &GgufTensor, range: Range<u64>, numbers: &[f32]) -> Result<()> {
     let (needed, got) = (range.end - range.start, numbers.len() as u64);
@@ -230,7 +230,7 @@ fn encode(format: GgufFormat, numbers: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Numbers of a block, and the largest integer in it. Taken: `block_q8_0` of llama.cpp.
+/// Values of a block, and the largest integer in it. Taken: `block_q8_0` of llama.cpp.
 const BLOCK: usize = 32;
 const Q8_0_MOST: f32 = 127.0;
 

@@ -99,7 +99,7 @@ pub enum PickleObject<'a> {
     Tensor(PickleTensor<'a>),
 }
 
-/// Numbers in the archive that tensors are views of.
+/// Values in the archive that tensors are views of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PickleStorage<'a> {
     /// Names its entry in the archive.
@@ -110,15 +110,15 @@ pub struct PickleStorage<'a> {
     pub numel: i64,
 }
 
-/// A tensor as the pickle describes it. Its numbers are unchecked and its shape is still in the
+/// A tensor as the pickle describes it. Nothing is checked yet, and its shape is still in the
 /// table: thousands of tensors may share one long tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PickleTensor<'a> {
-    /// Where its numbers are.
+    /// Where its values are.
     pub storage: PickleStorage<'a>,
     /// Its number format.
     pub dtype: FileDtype,
-    /// Numbers before its first one.
+    /// Values before its first one.
     pub offset: i64,
     /// A tuple.
     pub shape: ObjectId,
@@ -517,7 +517,7 @@ impl<'a> Unpickler<'a> {
         }
     }
 
-    /// PyTorch can leave a conjugation or a sign to whoever reads the numbers, and says so here.
+    /// PyTorch can leave a conjugation or a sign to whoever reads the values, and says so here.
     fn check_flags(&self, flags: &[PickleValue<'a>]) -> Result<()> {
         let is_empty = |flag: &PickleValue<'a>| match self.object(*flag) {
             Some(PickleObject::Dict(items)) => items.is_empty(),

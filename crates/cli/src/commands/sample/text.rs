@@ -134,8 +134,10 @@ pub fn run(
 /// What only images have.
 fn refuse_images(arguments: &SampleArgs) -> Result<(), Failure> {
     let Some(name) = arguments.images.first_typed() else { return Ok(()) };
-    let problem =
-        format!("{name} is for image models, this one writes: {}", arguments.base.display());
+    let problem = format!(
+        "{name} is for image models, this is a language model: {}",
+        arguments.base.display()
+    );
     let hint = "leave it out; texts go to standard output";
     Err(TrainerError::Request { problem, hint }.into())
 }
