@@ -79,7 +79,7 @@ fn a_second_run_does_nothing() {
     assert_eq!(missing(&again), [0, 0]);
     assert_eq!(files(&folder, ".safetensors"), shards);
     let page = printed(&["cache", text(&job)]);
-    for part in ["4 images, 2 held out, 5 texts", "64 x 64", "broken.png", "all of it is in"] {
+    for part in ["4 images, 2 held out, 5 texts", "64 x 64", "broken.png", "everything is cached"] {
         assert!(page.contains(part), "{part:?} is missing from {page}");
     }
 }
