@@ -326,7 +326,7 @@ const ADAPTERS: &[Row] = &[
     (
         1,
         "sample --base DIR/lm --prompt fox --adapter DIR/run",
-        &["this run trained the whole model", "--base"],
+        &["this run is a full fine-tune", "--base"],
     ),
     (
         1,

@@ -588,10 +588,7 @@ fn an_adapter_for_another_family_is_refused() {
     ];
     safetensors::serialize_to_file(tensors, None, &path).unwrap();
     let words = refused(&golden().join("pipeline"), &["--adapter", text(&path)]);
-    assert!(
-        words.contains("[8, 32] and [32, 8], the layer asks for [8, 64] and [64, 8]"),
-        "{words}"
-    );
+    assert!(words.contains("[8, 32] and [32, 8], the layer needs [8, 64] and [64, 8]"), "{words}");
 }
 
 #[test]

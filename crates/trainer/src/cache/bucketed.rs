@@ -1,5 +1,5 @@
 //! The images of a folder in the sizes they are trained in, from their headers alone. A run goes
-//! on from here to their bytes (`select`); a plan ends here (`plan::Outlook`). Both see the same
+//! on from here to their bytes (`select`); a plan ends here (`plan::DatasetSummary`). Both see the same
 //! images in the same sizes because there is no second way to choose them.
 
 use crate::config::data::{DataConfig, ValidationSplit};

@@ -45,7 +45,7 @@ const PIXELS_PER_BATCH: usize = 256 * 256;
 /// again is little beside encoding as many texts.
 const TEXTS_PER_BATCH: usize = 512;
 
-/// Logarithms of variances beyond these are taken as these. Taken: diffusers'
+/// Log variances are clamped to this range. Taken: diffusers'
 /// `DiagonalGaussianDistribution`.
 const LOGVAR_RANGE: [f32; 2] = [-30.0, 20.0];
 
@@ -85,7 +85,7 @@ impl CachedSample {
     }
 }
 
-/// Encodes images of all buckets on a device without data; gives what so many of them take.
+/// Encodes images of all buckets on the meta device; gives the cost of so many.
 pub(super) fn dry_run_images(
     pipeline: &Pipeline,
     device: &Device,

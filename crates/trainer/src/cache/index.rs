@@ -33,8 +33,8 @@ pub struct CacheIndex {
     pub(super) encoders_hash: Hash,
 }
 
-/// An image's latents as the autoencoder gives them, unscaled: a normal distribution for each
-/// number, so that every step draws a fresh sample.
+/// An image's latents from the VAE, unscaled: a normal distribution for each value, so that every step
+/// draws a new sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedLatents {
     /// Means.

@@ -1,6 +1,5 @@
-//! Images and captions, encoded once: what a run asks of the autoencoder and the text encoders is
-//! known before it begins, so they are loaded one at a time, asked, and freed, and a step sees
-//! nothing but numbers. What was encoded before is found again by what it was made from: the bytes
+//! The cache of latents and text embeddings: all that a run needs from the VAE and the text encoders is
+//! known before it begins, so they are loaded one at a time, run, and freed. What was encoded before is found again by what it was made from: the bytes
 //! of the image or text, of the weights and settings of the encoder, the size, the crop.
 //!
 //! ```text
@@ -63,7 +62,7 @@ use store::CacheStore;
 const VERSION: &str = "v2";
 const OLDER: &str = "v1";
 
-/// Counted up when the same text would give another prompt.
+/// Incremented when the same text would give another embedding.
 const TEXTS_VERSION: u64 = 1;
 
 /// What is to be encoded.
@@ -189,7 +188,7 @@ impl<'a> CacheBuilder<'a> {
         &self.index
     }
 
-    /// What each phase takes, found without reading a number; nothing if all is there. If one does not fit into
+    /// The peak memory of each phase, by a dry run; empty if all is cached. If one does not fit into
     /// `limit` bytes, the error names the nearest change of the job that would.
     pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<CachePlan> {
         let plan = self.planned(&self.to_encode(), self.precision, kind, limit)?;
@@ -289,7 +288,7 @@ fn older(folder: &Path) -> Vec<Problem> {
     is_older.then(problem).into_iter().collect()
 }
 
-/// What encoding so many images takes, found without reading a number; nothing if there are none.
+/// The cost of encoding so many images, by a dry run; `None` if there are none.
 pub(crate) fn plan_images(
     pipeline: &Pipeline,
     counts: &SizeCounts<Bucket>,
@@ -304,7 +303,7 @@ pub(crate) fn plan_images(
     Ok(Some(Stage { memory: phase, cost }))
 }
 
-/// An adapter would change what texts become, and addresses do not know of it.
+/// An adapter would change the embeddings, and cache keys do not cover it.
 fn check_bare(pipeline: &Pipeline) -> Result<()> {
     let mut adapters = pipeline.encoders.adapter().into_iter();
     if adapters.all(|(_, layers)| layers.is_empty()) {

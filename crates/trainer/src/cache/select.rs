@@ -17,15 +17,15 @@ use crate::error::{Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::diffusion::Pipeline;
 
-/// Counted up when the same image would give other latents: another way to scale, or to encode.
+/// Incremented when the same image would give other latents: another way to scale, or to encode.
 const IMAGES_VERSION: u64 = 1;
 
-/// Keep the numbers drawn here apart from others that follow from the same seed: "crop", "hold".
+/// Keep these random numbers apart from others of the same seed: "crop", "hold".
 const CROP_PURPOSE: u64 = 0x6372_6f70_0000_0000;
 const HOLD_PURPOSE: u64 = 0x686f_6c64_0000_0000;
 
 /// In how many orders the tags of a caption are seen. Chosen: each is encoded beforehand and takes
-/// some megabytes; with eight no place of a tag is learnt by heart.
+/// some megabytes; with eight no position of a tag is memorised.
 const N_ORDERS: NonZeroU16 = NonZeroU16::new(8).expect("eight is not zero");
 
 /// An image with its caption, encoded.

@@ -1,5 +1,5 @@
-//! Captions that are longer than what text encoders see. Found with tokenizers alone, before any weight
-//! is read: what a model never saw of a caption, nobody should believe to have trained.
+//! Captions that text encoders truncate. Found with tokenizers alone, before any weight is read: a user
+//! should know which part of a caption is not trained on.
 
 use super::select::CachedSample;
 use crate::data::caption::{CaptionDraws, CaptionSettings, for_step};

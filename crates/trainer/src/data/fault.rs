@@ -1,8 +1,9 @@
-//! What can be wrong with a text or with a line of records: one variant per cause, with the facts. It
-//! is kept beside the tokens, since a file that was read once is not read again.
+//! What can be wrong with a text or a record: one variant per cause, with the facts. Faults are cached with
+//! the tokens, since a file that was tokenised is not read again.
 
 use std::fmt;
 
+use machine::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Where in a file something is: a stretch of what it is made of, counted from 1.
@@ -63,7 +64,7 @@ const EXPECTED: &str =
 /// Why something in a file of texts is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum TextFault {
-    /// No text at all.
+    /// A binary file.
     #[error("is not text: byte {at} is 0x{byte:02x}")]
     Binary {
         /// Where the first byte is that no text has.
@@ -71,7 +72,7 @@ pub enum TextFault {
         /// The byte.
         byte: u8,
     },
-    /// Text in another encoding; guessing it would put wrong letters into the training.
+    /// Text in another encoding; a wrong guess would train on wrong letters.
     #[error("is not UTF-8: byte {at} of the line is 0x{byte:02x}")]
     NotUtf8 {
         /// Where the first wrong byte is in its line.
@@ -82,12 +83,12 @@ pub enum TextFault {
     /// Nothing but space.
     #[error("is empty")]
     Empty,
-    /// A longer line than we are ready to hold.
-    #[error("is too long: {bytes} bytes, most is {most}")]
+    /// A line above the size limit.
+    #[error("is too long: {}, most is {}", Bytes(*bytes), Bytes(*most))]
     TooLong {
         /// Its length.
         bytes: u64,
-        /// The most of that.
+        /// The limit.
         most: u64,
     },
     /// A line that is no JSON.
@@ -95,7 +96,7 @@ pub enum TextFault {
     NotJson {
         /// Where the parser stopped, from 1.
         column: usize,
-        /// What it said.
+        /// Its error.
         why: String,
     },
     /// A file of another program.
@@ -116,7 +117,7 @@ pub enum TextFault {
         /// Behind the last dot of its name.
         ending: Option<String>,
     },
-    /// A file that is about the others.
+    /// A file about the dataset, such as a README.
     #[error(
         "is not trained on, since it is about the folder: give the file itself as text.path if you mean it"
     )]
@@ -124,7 +125,7 @@ pub enum TextFault {
     /// Text in two bytes per letter.
     #[error("is UTF-16, only UTF-8 is read: iconv -f UTF-16 -t UTF-8 OLD > NEW")]
     Utf16,
-    /// A table without columns that we know.
+    /// A table without known columns.
     #[error("has the columns {}, expected {EXPECTED}", columns.join(", "))]
     Columns {
         /// What it has.
@@ -140,21 +141,22 @@ pub enum TextFault {
     },
     /// A quote or a brace without its other half.
     #[error(
-        "is not closed, or longer than {most} bytes: what follows in this file is left out too"
+        "is not closed, or longer than {}: what follows in this file is left out too",
+        Bytes(*most)
     )]
     Unclosed {
         /// The longest record.
         most: u64,
     },
-    /// Answers of which one is better.
+    /// Preference data: a chosen and a rejected answer.
     #[error(
         "is a preference ({keys}), which hearth does not train on: keep the better answer, as messages or completion"
     )]
     Preference {
-        /// By which it is told.
+        /// The keys that show it.
         keys: String,
     },
-    /// A record that is none of ours.
+    /// A record of an unknown form.
     #[error(
         "has {}, expected {EXPECTED}",
         if keys.is_empty() { "no keys".into() } else { format!("the keys {}", keys.join(", ")) }
@@ -163,7 +165,7 @@ pub enum TextFault {
         /// What it has.
         keys: Vec<String>,
     },
-    /// A value of another kind.
+    /// A value of the wrong type.
     #[error("has {key} that is {found}, expected {expected}")]
     Value {
         /// Whose.
@@ -173,7 +175,7 @@ pub enum TextFault {
         /// What it should be.
         expected: String,
     },
-    /// A message of nobody.
+    /// A message of an unknown role.
     #[error("message {message} is of role {role:?}, expected system, user, assistant or tool")]
     Role {
         /// Which, from 1.
@@ -181,7 +183,7 @@ pub enum TextFault {
         /// Whose.
         role: String,
     },
-    /// Messages that are no conversation.
+    /// Messages whose turns are out of order.
     #[error("message {message} of the {role} comes {}", match after {
         Some(after) => format!("after the {after}"),
         None => "first".into(),
@@ -203,13 +205,13 @@ pub enum TextFault {
     /// The template or the tokenizer refused.
     #[error("cannot be written as the model reads it: {why}")]
     Refused {
-        /// What it said.
+        /// Its error.
         why: String,
     },
-    /// Tokens of which nobody knows how wide they are.
+    /// A token file of unknown token width.
     #[error("has no header that says how many bytes a token takes")]
     NoWidth,
-    /// A file of tokens that is cut off, or of something else.
+    /// A truncated token file, or another file.
     #[error("has {bytes} bytes, expected {expected}")]
     Length {
         /// As many as there are.

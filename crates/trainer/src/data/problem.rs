@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use machine::Bytes;
+
 use super::fault::{FileSpan, TextFault};
 
 /// Something wrong or noteworthy about one file or folder.
@@ -54,7 +56,7 @@ pub enum ProblemKind {
         looks_like: String,
     },
     /// The end is missing.
-    #[error("is truncated: ends after {bytes} bytes, in the middle of the image")]
+    #[error("is truncated: ends after {}, in the middle of the image", Bytes(*bytes))]
     Truncated {
         /// How long the file is.
         bytes: u64,
@@ -86,15 +88,15 @@ pub enum ProblemKind {
         size: [u32; 2],
         /// Width times height.
         pixels: u64,
-        /// The most of that.
+        /// The limit.
         most: u64,
     },
     /// A file above the size limit.
-    #[error("is too long: {bytes} bytes, most is {most}")]
+    #[error("is too long: {}, most is {}", Bytes(*bytes), Bytes(*most))]
     TooLong {
         /// Its length.
         bytes: u64,
-        /// The most of that.
+        /// The limit.
         most: u64,
     },
     /// Several frames.

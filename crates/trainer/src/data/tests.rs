@@ -141,8 +141,10 @@ fn broken_files_are_named_for_what_they_are() {
     for name in ["plain.jpg", "progressive.jpg", "rgb16.png", "lossless.webp", "plain.gif"] {
         let path = images().join(format!("truncated_{name}"));
         let bytes = fs::metadata(&path).unwrap().len();
-        let expected =
-            format!("is truncated: ends after {bytes} bytes, in the middle of the image");
+        let expected = format!(
+            "is truncated: ends after {}, in the middle of the image",
+            machine::Bytes(bytes as u64)
+        );
         check(&path, &expected);
     }
     let zeros = images().join("zeros_plain.jpg");
@@ -163,7 +165,7 @@ fn broken_files_are_named_for_what_they_are() {
         (b"\0\0\0\x1cftypheic\0\0", &format!("has format heic, {supported}")),
         (
             b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR",
-            "is truncated: ends after 16 bytes, in the middle of the image",
+            "is truncated: ends after 16 B, in the middle of the image",
         ),
     ] {
         let path = folder.path().join("a.png");
@@ -355,7 +357,7 @@ fn images_that_cannot_be_used_are_skipped() {
             "skipped: b.png is too small: 80 x 63 pixels, least is 64 on each side",
             "skipped: c.bmp has format bmp, supported are png, jpeg, webp, gif",
             "skipped: d.jpg is not an image: looks like a web page (html)",
-            "skipped: e.png is truncated: ends after 90 bytes, in the middle of the image",
+            "skipped: e.png is truncated: ends after 90 B, in the middle of the image",
             "skipped: f.png is too large: 60000 x 60000 pixels are 3600000000, most is 256000000",
         ],
     );

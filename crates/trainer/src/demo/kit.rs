@@ -41,7 +41,7 @@ const TEXT_WIDTH: usize = 64;
 /// The versions of the formats that are written.
 const DIFFUSERS: &str = "0.31.0";
 
-/// Makes the folder; the autoencoder's decoder is trained for some minutes, of which `tell` is told.
+/// Makes the folder; the VAE's decoder is trained for some minutes, with progress to `on_progress`.
 pub fn write(folder: &Path, device: &Device, on_progress: DecoderProgressFn<'_>) -> Result<()> {
     write_untrained(folder)?;
     let fitted = autoencoder::fit(device, on_progress)?;

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!           +---------+ +---------+
-//!   before  | image | | image |     up to four prompts beside each other,
+//!   before  |  image  | |  image  |     up to four prompts beside each other,
 //!           +---------+ +---------+     the next four below
-//!   after   | image | | image |
+//!   after   |  image  | |  image  |
 //!           +---------+ +---------+
 //!            prompt      prompt
 //! ```

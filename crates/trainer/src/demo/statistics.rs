@@ -11,7 +11,7 @@ pub struct ImageStatistics {
     pub backdrop: f32,
     /// The share of pixels that are dark.
     pub dark: f32,
-    /// How much of the frame around the shape is shape: little where it is hollow.
+    /// How much of the frame around the shape is shape: little where it is an outline.
     pub fill: f32,
     /// Red, green and blue of what differs most from the backdrop.
     pub ink: [f32; 3],
@@ -57,8 +57,8 @@ impl ImageStatistics {
         if length(wanted) < GREYEST {
             return (1.0 - strength / GREYEST).max(-1.0);
         }
-        let product: f32 = wanted.iter().zip(found).map(|(a, b)| a * b).sum();
-        product / (length(wanted) * strength).max(GREYEST * GREYEST)
+        let dot: f32 = wanted.iter().zip(found).map(|(a, b)| a * b).sum();
+        dot / (length(wanted) * strength).max(GREYEST * GREYEST)
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
     /// Whether two colours have hues, and different ones.
     fn is_far(a: Colour, b: Colour) -> bool {
         let [a, b] = [a, b].map(|colour| tint(colour.fill.map(|byte| f32::from(byte) / 255.0)));
-        let product: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+        let dot: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
         let both = length(a) * length(b);
-        length(a) > GREYEST && length(b) > GREYEST && product < 0.7 * both
+        length(a) > GREYEST && length(b) > GREYEST && dot < 0.7 * both
     }
 }

@@ -1,10 +1,10 @@
-//! A EMA of what is trained (Polyak and Juditsky, 1992), which is often better than the
-//! last step alone.
+//! An EMA of the trained parameters (Polyak and Juditsky, 1992), which is often better than the last step
+//! alone.
 
 use compute::ops::ema;
 use compute::{Dtype, Params, Result, Tag, Tensor};
 
-/// The mean of every parameter.
+/// The EMA of every parameter.
 pub struct Ema {
     decay: f64,
     shadow: Vec<Tensor>,
@@ -20,16 +20,15 @@ impl Ema {
         Ok(Self { decay, shadow: params.values().iter().map(mean).collect::<Result<_>>()? })
     }
 
-    /// Takes in the result of a step, counted from 1.
+    /// Updates it after a step, counted from 1.
     pub fn update(&mut self, params: &Params, step: u64) -> Result<()> {
         let decay = self.decay_at(step);
         let pairs = self.shadow.iter_mut().zip(params.values());
         pairs.into_iter().try_for_each(|(mean, value)| ema(mean, value, decay as f32))
     }
 
-    /// Little at first, so that the mean is not held back by where it began: 0 at the first step,
-    /// which makes the mean the result of that step. Taken: (1 + n) / (10 + n) for n steps before,
-    /// as diffusers' `EMAModel` grows it.
+    /// The decay warms up, so that the EMA forgets the initial values: 0 at the first step, which copies
+    /// the parameters. Taken: (1 + n) / (10 + n) for n steps before, as in diffusers' `EMAModel`.
     fn decay_at(&self, step: u64) -> f64 {
         match step.saturating_sub(1) as f64 {
             0.0 => 0.0,
@@ -37,8 +36,7 @@ impl Ema {
         }
     }
 
-    /// Puts the means in the parameters' place, and the parameters in theirs; done twice it changes
-    /// nothing.
+    /// Swaps the EMA and the parameters; a second call swaps them again.
     pub fn swap(&mut self, params: &mut Params) -> Result<()> {
         params.values_mut()?.swap_with_slice(&mut self.shadow);
         Ok(())
@@ -57,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_mean_of_the_reference() {
+    fn it_is_the_ema_of_the_reference() {
         let device = Device::cpu(1, 1 << 16).unwrap();
         let mut params = Params::default();
         let key = params.add(device.upload([1], &[0.0f32]).unwrap());

@@ -1,5 +1,5 @@
-//! How gradients become steps: the rule and its state, how far a step goes, an EMA of what
-//! is trained. The arithmetic is `compute`'s; here is what a run remembers between steps.
+//! Optimizers with their state, learning rate schedules, and the EMA of the trained parameters. The kernels
+//! are `compute`'s; here is the state between steps.
 
 mod ema;
 mod muon;
@@ -16,13 +16,13 @@ use crate::config::optimizer::{self, OptimizerKind};
 use crate::model::adapter::Adapters;
 use muon::MuonAdamW;
 
-/// A rule with what it remembers of each parameter.
+/// An optimizer with its state.
 pub enum Optimizer {
-    /// Moments as they are.
+    /// `AdamW`.
     AdamW(Vec<Moments>),
-    /// Moments in 8 bits.
+    /// `AdamW` with moments in 8 bits.
     AdamW8bit(Vec<Moments8bit>),
-    /// A rule of their own for matrices within blocks.
+    /// `Muon` for matrices within blocks, `AdamW` for the rest.
     Muon(MuonAdamW),
 }
 
@@ -63,7 +63,7 @@ impl Optimizer {
         }
     }
 
-    /// All it remembers, by parameter and in an order that stays.
+    /// Its state, by parameter and in a stable order.
     pub fn tensors(&mut self) -> Vec<(String, &mut Tensor)> {
         let mut all = Vec::new();
         match self {

@@ -1,5 +1,5 @@
-//! Two rules side by side: `Muon` for matrices within blocks, `AdamW` for all else. One learning rate
-//! serves both, since a step of either is about as long.
+//! `Muon` for matrices within blocks, `AdamW` for all else. One learning rate serves both, since updates of
+//! either have about the same size.
 
 use std::slice;
 
@@ -8,9 +8,9 @@ use compute::{Dtype, Result, Tensor};
 
 use crate::model::adapter::Adapters;
 
-/// What both rules remember of their parameters.
+/// The state of both optimizers.
 pub struct MuonAdamW {
-    /// Of each matrix within a block, the mean of its gradients.
+    /// The momentum of each matrix within a block.
     means: Vec<Option<Tensor>>,
     /// Of every other parameter, the moments.
     moments: Vec<Option<Moments>>,
@@ -19,7 +19,7 @@ pub struct MuonAdamW {
 }
 
 impl MuonAdamW {
-    /// Before the first step; products are computed in `dtype`.
+    /// Before the first step; matmuls are computed in `dtype`.
     pub fn new(adapters: &Adapters, share: f32, dtype: Dtype) -> Result<Self> {
         let (mut means, mut moments) = (Vec::new(), Vec::new());
         for (param, is_inner) in adapters.params.values().iter().zip(is_hidden_matrix(adapters)) {
@@ -29,8 +29,8 @@ impl MuonAdamW {
         Ok(Self { means, moments, momentum: share, dtype })
     }
 
-    /// Changes the parameters. Matrices come first, since theirs is the rule that takes memory: where it
-    /// fails, nothing has changed.
+    /// Updates the parameters. `Muon` comes first, since it allocates memory: where it fails, nothing has
+    /// changed.
     pub fn step(
         &mut self,
         params: &mut [Tensor],
@@ -52,7 +52,7 @@ impl MuonAdamW {
         Ok(())
     }
 
-    /// All that is remembered, by parameter and in an order that stays.
+    /// The state, by parameter and in a stable order.
     pub fn tensors(&mut self) -> Vec<(String, &mut Tensor)> {
         let mut all = Vec::new();
         for (index, (mean, moments)) in self.means.iter_mut().zip(&mut self.moments).enumerate() {
@@ -66,9 +66,8 @@ impl MuonAdamW {
     }
 }
 
-/// Which parameters are matrices that turn one inner state into another: those of adapters, and of a
-/// model's own those that belong to a numbered block. Tables of tokens and last layers do not; their
-/// rows stand for one token each.
+/// Which parameters are hidden matrices: those of adapters, and in a full fine-tune those of a numbered
+/// block. Embeddings and output layers are not: each of their rows stands for one token.
 fn is_hidden_matrix(adapters: &Adapters) -> Vec<bool> {
     let values = adapters.params.values();
     let mut found = vec![false; values.len()];
@@ -124,9 +123,9 @@ mod tests {
         assert_eq!(is_hidden_matrix(&adapters)[6..], [true, true, false]);
     }
 
-    /// Each parameter moves as its own rule moves it alone.
+    /// Each parameter is updated as by its optimizer alone.
     #[test]
-    fn rules_do_not_mix() {
+    fn optimizers_do_not_mix() {
         let device = Device::cpu(1, 1 << 20).unwrap();
         let mut ours = adapters(&device, &[("a.0.weight", &[2, 3]), ("a.weight", &[2, 3])]);
         let mut state = MuonAdamW::new(&ours, 0.9, Dtype::F32).unwrap();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The best loss so far, and for how many measurements there was none better.
+/// The best loss so far, and the number of evaluations since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
     best: Option<f64>,
@@ -14,9 +14,9 @@ pub struct Plateau {
 const PROGRESS: f64 = 1e-4;
 
 impl Plateau {
-    /// Takes in a measurement; answers how many there have been without progress.
+    /// Takes an evaluation; returns how many there have been without progress.
     pub fn observe(&mut self, loss: f64) -> u64 {
-        // What is not a number is no progress.
+        // NaN is no progress.
         if self.best.is_none_or(|best| loss < best * (1.0 - PROGRESS)) && loss.is_finite() {
             *self = Self { best: Some(loss), n_without: 0 };
         } else {

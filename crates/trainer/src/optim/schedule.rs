@@ -1,4 +1,4 @@
-//! How far each step goes.
+//! Learning rate schedules.
 
 use std::f64::consts::PI;
 
@@ -7,8 +7,8 @@ use crate::config::optimizer::{DecayCurve, LrSchedule, OptimizerConfig};
 /// What the learning rate is multiplied by at a step, counted from 1, of `total`. `lowered` is how
 /// often a plateau has lowered it.
 ///
-/// Unlike the reference scripts, whose first step goes nowhere in a warm-up, step n of n goes all
-/// the way.
+/// Unlike the reference scripts, whose first warm-up step has a learning rate of 0, step n of n warm-up steps
+/// has the full one.
 pub fn lr_factor(settings: &OptimizerConfig, step: u64, total: u64, lowered: u32) -> f64 {
     let warmup = settings.warmup_steps;
     if step < warmup {
@@ -26,7 +26,7 @@ pub fn lr_factor(settings: &OptimizerConfig, step: u64, total: u64, lowered: u32
     }
 }
 
-/// What is left of the learning rate in the last share of the steps, after which it would be 0.
+/// The factor of the decay in the last share of the steps, after which it would be 0.
 fn remaining(settings: &OptimizerConfig, step: u64, total: u64) -> f64 {
     let n_last = (settings.decay * total as f64).round();
     let past = step as f64 - (total as f64 - n_last);

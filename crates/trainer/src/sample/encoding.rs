@@ -1,5 +1,5 @@
-//! What encoding texts takes, found without reading a number: memory, work, and bytes that are read. T5 is
-//! encoded whole where that fits, else block by block, which gives the same numbers.
+//! The cost of encoding texts, by a dry run: memory, work, and bytes that are read. T5 runs whole where that
+//! fits, else block by block, with the same output.
 
 use std::cell::RefCell;
 
@@ -32,12 +32,12 @@ pub(crate) fn plan_encoding(
     }
     let blocks =
         dry_run(encoders, EncodingOptions { precision, t5: T5Loading::Blocks }, n_texts, kind)?;
-    // Of a tiny model the texts that wait take more than it does.
+    // With a tiny model the hidden states of waiting texts take more than its weights.
     let is_smaller = of_t5(&blocks) < of_t5(&whole);
     Ok(if is_smaller { (blocks, T5Loading::Blocks) } else { (whole, T5Loading::Whole) })
 }
 
-/// An encoder while it is rehearsed: the device's work when it began, and after each text.
+/// An encoder in a dry run: the device's work when it began, and after each text.
 struct EncoderRun {
     name: &'static str,
     peak_bytes: usize,
@@ -78,8 +78,8 @@ pub(crate) fn dry_run(
     Ok(stages.map(|(seen, (_, file_bytes))| seen.stage(encoding.t5, n_texts, file_bytes)).collect())
 }
 
-/// Texts that show what all take. Of those that go one by one the second is like all that follow; of those that
-/// wait for each other, as many as do so at once, and as many as do so in the end.
+/// Texts of a dry run that show the cost of all. One by one, the second is like all that follow; in batches, a full
+/// batch and the last one.
 fn n_dry_run(t5: T5Loading, n_texts: usize) -> usize {
     match t5 {
         T5Loading::Whole => n_texts.clamp(1, 2),

@@ -1,6 +1,5 @@
-//! Images from prompts: encode, take noise away, decode. The same functions are run first on a
-//! device without data, which tells what each phase takes; then an arena of that size is enough.
-//! `text` writes instead of drawing.
+//! Images from prompts: encode, denoise, decode. The same functions run first on the meta device, which
+//! gives the peak memory of each phase; then an arena of that size is enough. `text` generates text.
 
 pub(crate) mod encoding;
 mod exif;
@@ -28,38 +27,38 @@ use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
 use crate::model::vae::{LatentView, Tiling, decode_tiled};
 
-/// What is to be drawn.
+/// What to sample.
 #[derive(Clone, Debug)]
 pub struct ImageRequest {
     /// An image for each.
     pub prompts: Vec<String>,
-    /// What none of them shall show.
+    /// Negative prompt.
     pub negative: String,
     /// Width and height in pixels.
     pub size: [usize; 2],
-    /// Steps from noise to image.
+    /// Denoising steps.
     pub steps: usize,
-    /// How much the prompt is exaggerated; up to 1 not at all.
+    /// Guidance scale; classifier-free guidance is off up to 1.
     pub guidance: f32,
-    /// The first image's; each next one has the next.
+    /// The first image's seed; each next image has the next.
     pub seed: u64,
-    /// Where noise comes from instead of the seed: a file with a tensor `latents` [images,
+    /// Initial noise instead of the seed: a file with a tensor `latents` [images,
     /// channels, height, width].
     pub latents: Option<PathBuf>,
-    /// In which formats the model is held.
+    /// In which dtypes the model is held.
     pub precision: Precision,
 }
 
 /// An image: three colours, 0 to 1, [3, height, width].
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Its numbers.
+    /// Its values.
     pub values: Vec<f32>,
     /// Width and height.
     pub size: [usize; 2],
 }
 
-/// What happens while images are drawn.
+/// Events while images are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleEvent {
     /// A phase begins.
@@ -72,17 +71,17 @@ pub enum SampleEvent {
     ImageDone,
 }
 
-/// Told what happens; answers whether to go on. Called from several threads.
+/// Called with each event; returns whether to go on. Called from several threads.
 pub type SampleEventFn<'a> = &'a (dyn Fn(SampleEvent) -> bool + Sync);
 
-/// How the work is done, and what it takes.
+/// How images are sampled, and the memory it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SamplePlan {
     /// What each phase takes at its peak.
     pub phases: Vec<StageMemory>,
-    /// Whether an image with and one without the prompt are computed at once.
+    /// Whether the predictions with and without the prompt are one batch.
     pub is_cfg_batched: bool,
-    /// How latents are cut for decoding, if they are.
+    /// How latents are tiled for decoding, if they are.
     pub tiling: Option<Tiling>,
     /// How much of T5 is in memory at a time.
     pub t5: T5Loading,
@@ -98,14 +97,14 @@ impl SamplePlan {
 const DENOISE: &str = "denoise";
 const DECODE: &str = "decode";
 
-/// Images to be drawn with a model.
+/// Images to sample with a model.
 pub struct SampleJob<'a> {
     pipeline: &'a Pipeline,
     request: ImageRequest,
 }
 
 impl<'a> SampleJob<'a> {
-    /// Checks what is asked for against the model.
+    /// Checks the request against the model.
     pub fn new(pipeline: &'a Pipeline, request: ImageRequest) -> Result<Self> {
         let unit = pipeline.pixels_per_token();
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
@@ -135,8 +134,8 @@ impl<'a> SampleJob<'a> {
         Ok(Self { pipeline, request })
     }
 
-    /// The fastest way that fits into `limit` bytes, found without reading a number. If none does, the error names
-    /// the nearest request that would.
+    /// The fastest plan that fits into `limit` bytes, by dry runs. If none does, the error names the nearest request
+    /// that would.
     pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<SamplePlan> {
         let plan = self.fastest_plan(kind, limit)?;
         match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
@@ -145,8 +144,8 @@ impl<'a> SampleJob<'a> {
         }
     }
 
-    /// The fastest way whose phases fit into `limit` bytes; of a phase that does not fit, the way that takes the
-    /// least.
+    /// The fastest plan whose phases fit into `limit` bytes; for a phase that does not fit, the option that takes the
+    /// least memory.
     fn fastest_plan(&self, kind: DeviceKind, limit: usize) -> Result<SamplePlan> {
         let Self { pipeline, request } = self;
         let n_texts = request.prompts.len() + 1;
@@ -203,7 +202,7 @@ impl<'a> SampleJob<'a> {
         sizes
     }
 
-    /// Draws the images on a device that has room for the plan.
+    /// Samples the images on a device with memory for the plan.
     pub fn run(
         &self,
         device: &Device,
@@ -231,7 +230,7 @@ impl<'a> SampleJob<'a> {
         self.pipeline.encoders.encode(device, encoding, &texts, watch)
     }
 
-    /// Prompts for a rehearsal, the negative one first.
+    /// Prompts for a dry run, the negative one first.
     pub fn dry_run_prompts(&self) -> Vec<Condition> {
         vec![self.pipeline.encoders.zero_condition(); 2]
     }
@@ -264,15 +263,16 @@ impl<'a> SampleJob<'a> {
     ) -> Result<Vec<Vec<f32>>> {
         let tokens = self.pipeline.image_tokens(self.request.size);
         let sigmas = self.pipeline.schedule.sigmas(tokens, self.request.steps);
-        // Every step takes the same memory: a rehearsal needs one.
+        // Every step takes the same memory: a dry run needs one.
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };
-        let drawer = GuidedDenoiser { job: self, device, model, params, is_cfg_batched: is_paired };
+        let denoiser =
+            GuidedDenoiser { job: self, device, model, params, is_cfg_batched: is_paired };
         let (negative, prompts) = prompts.split_first().expect("the negative one is there");
         let mut all = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.iter().enumerate() {
             let mut latents = self.noise(device, index)?;
             for pair in sigmas.windows(2).take(n_steps) {
-                let velocity = drawer.velocity(&latents, pair[0], prompt, negative)?;
+                let velocity = denoiser.velocity(&latents, pair[0], prompt, negative)?;
                 scheduler::euler_step(&mut latents, &velocity, pair[0], pair[1]);
                 check_cancelled(on_event(SampleEvent::Step))?;
             }
@@ -281,7 +281,7 @@ impl<'a> SampleJob<'a> {
         Ok(all)
     }
 
-    /// Where an image begins.
+    /// The initial noise of an image.
     fn noise(&self, device: &Device, index: usize) -> Result<Vec<f32>> {
         let shape = self.latent_shape();
         let count = shape.count();
@@ -317,12 +317,11 @@ impl<'a> SampleJob<'a> {
             let tape = Tape::inference(device, &params, 0);
             // One tile as large as the latent is the latent.
             let tiling = tiling.unwrap_or(Tiling { tile: height.max(width), overlap: 0 });
-            let mut numbers =
-                decode_tiled(&tape, &decoder, latent, vae.vae_scale_factor(), tiling)?;
-            for number in &mut numbers {
-                *number = (*number / 2.0 + 0.5).clamp(0.0, 1.0);
+            let mut values = decode_tiled(&tape, &decoder, latent, vae.vae_scale_factor(), tiling)?;
+            for value in &mut values {
+                *value = (*value / 2.0 + 0.5).clamp(0.0, 1.0);
             }
-            images.push(Image { values: numbers, size: self.request.size });
+            images.push(Image { values, size: self.request.size });
             check_cancelled(on_event(SampleEvent::ImageDone))?;
         }
         Ok(images)
@@ -333,7 +332,7 @@ impl<'a> SampleJob<'a> {
     }
 }
 
-/// The model at work on one image.
+/// The denoiser with guidance.
 struct GuidedDenoiser<'a> {
     job: &'a SampleJob<'a>,
     device: &'a Device,
@@ -343,7 +342,7 @@ struct GuidedDenoiser<'a> {
 }
 
 impl GuidedDenoiser<'_> {
-    /// Where the latents go at a level of noise, the prompt followed as closely as was asked for.
+    /// The guided velocity of the latents at a sigma.
     fn velocity(
         &self,
         latents: &[f32],
@@ -375,12 +374,12 @@ impl GuidedDenoiser<'_> {
         let tape = Tape::inference(self.device, self.params, 0);
         let shape = self.job.latent_shape().batch(samples);
         let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
-        let told = pipeline.family().guidance.embedded(request.guidance, samples);
+        let embedded = pipeline.family().guidance.embedded(request.guidance, samples);
         let input = DenoiserInput {
             latents: &latents,
             timesteps: &vec![pipeline.schedule.timestep(sigma); samples],
             condition: &Conditions::upload(self.device, prompts, dtype)?,
-            guidance: told.as_deref(),
+            guidance: embedded.as_deref(),
         };
         let predicted = self.model.predict(&tape, input, Recompute::None)?;
         Ok(to_vec(predicted.latents(&tape)?.tensor())?)

@@ -1,6 +1,6 @@
-//! Text from prompts: the prompt through the model at once, then token by token, each with what the
-//! model remembers of those before it. The same function is run first on a device without data, which
-//! tells what it takes; then an arena of that size is enough. What tokens mean is not its business.
+//! Text generation: the prompt in one forward pass (prefill), then token by token with a KV cache. The same
+//! function runs first on the meta device, which gives the peak memory; then an arena of that size is
+//! enough. Works on token ids only.
 
 use compute::{Device, DeviceKind, Params, Quantisation, Tape};
 
@@ -14,19 +14,19 @@ use crate::model::llama::kv_cache::KvCache;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::{Llama, LlamaConfig};
 
-/// What is to be written.
+/// What to generate.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
-    /// The tokens to go on from.
+    /// The prompt's tokens.
     pub prompt: Vec<u32>,
     /// The most tokens to add.
     pub max_tokens: usize,
-    /// How they are chosen.
+    /// How tokens are sampled.
     pub sampler: TokenSampler,
 }
 
 impl GenerationRequest {
-    /// That the model can do what is asked for.
+    /// Checks the request against the model.
     pub fn check(&self, config: &LlamaConfig) -> Result<()> {
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
         self.sampler.check()?;
@@ -54,8 +54,8 @@ impl GenerationRequest {
     }
 }
 
-/// Bytes at the peak of loading a model and writing these texts one after the other, found without
-/// reading a number. If that is more than `limit`, the error names the nearest request that would fit.
+/// Peak bytes of loading a model and generating these texts one after the other, by a dry run. If that is more
+/// than `limit`, the error names the nearest request that would fit.
 pub fn plan_generation(
     base: &LanguageModel,
     precision: Precision,
@@ -103,7 +103,7 @@ fn peak(
     Ok(device.usage().extent)
 }
 
-/// Told each new token; answers whether to go on. The token that ends a text is not told.
+/// Called with each new token, without the end-of-text token; returns whether to go on.
 pub type OnToken<'a> = &'a mut dyn FnMut(u32) -> bool;
 
 /// How a text ended.
@@ -111,11 +111,11 @@ pub type OnToken<'a> = &'a mut dyn FnMut(u32) -> bool;
 pub struct GenerationResult {
     /// Tokens that were added.
     pub n_tokens: usize,
-    /// Whether the model said that this is all.
+    /// Whether the model gave an end-of-text token.
     pub is_eos: bool,
 }
 
-/// Writes a text on a device that has room for it.
+/// Generates a text on a device with memory for it.
 pub fn generate(
     device: &Device,
     model: &Llama,
@@ -124,14 +124,15 @@ pub fn generate(
     is_end: &dyn Fn(u32) -> bool,
     take: OnToken<'_>,
 ) -> Result<GenerationResult> {
-    let GenerationRequest { prompt, max_tokens, sampler: choice } = request;
-    // The last token is given and never seen.
+    let GenerationRequest { prompt, max_tokens, sampler } = request;
+    // The last token is generated and never an input.
     let most = request.n_tokens() - 1;
-    let mut writer = TextGenerator { device, model, params, cache: model.new_cache(device, most)? };
-    let mut logits = writer.logits(prompt)?;
+    let mut generator =
+        TextGenerator { device, model, params, cache: model.new_cache(device, most)? };
+    let mut logits = generator.logits(prompt)?;
     let mut n_tokens = 0;
     loop {
-        let token = choice.sample(&logits, n_tokens);
+        let token = sampler.sample(&logits, n_tokens);
         if is_end(token) {
             return Ok(GenerationResult { n_tokens, is_eos: true });
         }
@@ -139,16 +140,16 @@ pub fn generate(
         if !take(token) || n_tokens == *max_tokens {
             return Ok(GenerationResult { n_tokens, is_eos: false });
         }
-        // No token takes more than the last: a rehearsal goes there at once.
+        // No token takes more memory than the last: a dry run skips to it.
         if device.is_meta() {
-            writer.cache.skip_to(most - 1);
+            generator.cache.skip_to(most - 1);
             n_tokens = max_tokens - 1;
         }
-        logits = writer.logits(&[token])?;
+        logits = generator.logits(&[token])?;
     }
 }
 
-/// A model in the middle of a text.
+/// A model with the KV cache of a text.
 struct TextGenerator<'a> {
     device: &'a Device,
     model: &'a Llama,
@@ -157,7 +158,7 @@ struct TextGenerator<'a> {
 }
 
 impl TextGenerator<'_> {
-    /// What may follow these tokens.
+    /// The logits after these tokens.
     fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let n = tokens.len();
         let tape = Tape::inference(self.device, self.params, 0);
@@ -221,20 +222,20 @@ mod tests {
     }
 
     #[test]
-    fn tokens_one_by_one_are_as_all_at_once() {
+    fn cached_tokens_are_as_in_one_forward_pass() {
         let device = Device::cpu(2, 64 << 20).unwrap();
         let base = LanguageModel::open(&golden("qwen3")).unwrap();
         let (model, adapters) = base.load_adapted(&device, PLAIN, &|_| true).unwrap();
         let (params, tokens) = (&adapters.params, ids("qwen3", "in.input_ids"));
         let cache = model.new_cache(&device, 24).unwrap();
-        let mut writer = TextGenerator { device: &device, model: &model, params, cache };
+        let mut generator = TextGenerator { device: &device, model: &model, params, cache };
         let expected = recorded("qwen3", "out.logits");
         for step in [0..7, 7..8, 8..9, 9..24] {
-            let got = writer.logits(&tokens[step.clone()]).unwrap();
+            let got = generator.logits(&tokens[step.clone()]).unwrap();
             let expected = &expected[(step.end - 1) * got.len()..step.end * got.len()];
             assert!(relative_error(expected, &got) < 1e-5, "{step:?}");
         }
-        assert!(writer.logits(&tokens[..1]).is_err(), "there is no room for a 25th");
+        assert!(generator.logits(&tokens[..1]).is_err(), "there is no room for a 25th");
     }
 
     #[test]

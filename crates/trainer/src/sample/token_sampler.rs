@@ -1,4 +1,4 @@
-//! Which token comes next, out of the logits of all: the likeliest, or one drawn by its likelihood.
+//! Samples the next token from logits: greedy, or with temperature, top-k and top-p.
 //!
 //! As transformers' generation has it: logits are divided by the temperature, then only the first `k`
 //! count, then of these as few as together have the share `p`.
@@ -10,23 +10,23 @@ use crate::error::{Result, TrainerError};
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenSampler {
-    /// 0 takes the likeliest; 1 draws as the model says; more is wilder.
+    /// Temperature: 0 is greedy, 1 samples the model's distribution.
     pub temperature: f32,
-    /// Only so many of the likeliest are drawn from.
+    /// Top-k.
     pub top_k: Option<usize>,
-    /// Only as few of the likeliest as have this share together.
+    /// Top-p (nucleus sampling).
     pub top_p: f32,
-    /// What the draws follow from.
+    /// Seed.
     pub seed: u64,
 }
 
 impl TokenSampler {
-    /// The likeliest, always.
+    /// Greedy.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, top_k: None, top_p: 1.0, seed: 0 }
     }
 
-    /// That the numbers make sense.
+    /// Checks the settings.
     pub fn check(&self) -> Result<()> {
         let Self { temperature, top_k, top_p, .. } = *self;
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
@@ -42,7 +42,7 @@ impl TokenSampler {
         Ok(())
     }
 
-    /// The token at a place of the text, whose logits are these.
+    /// The token at a position of the text, from its logits.
     pub fn sample(&self, logits: &[f32], place: usize) -> u32 {
         if self.temperature == 0.0 {
             return argmax(logits);

@@ -1,9 +1,8 @@
-//! Conversations as the text a model reads: its own template applied, and where in that text its
-//! answers are.
+//! Applies a model's chat template to conversations, and finds the assistant's answers in the text.
 //!
-//! Templates are Jinja as transformers runs it, methods of Python's strings included. There is no
-//! clock: a template that asks for the date gets none and writes its own, so that the same files give
-//! the same tokens tomorrow. Left out on purpose: tools and documents, and content in parts.
+//! Templates are Jinja as in transformers, with methods of Python's strings. There is no clock: a template
+//! that asks for the date uses its fallback, so that the same files always give the same tokens.
+//! Deliberately absent: tools and documents, and content in parts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,17 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainerError};
 
-/// `ChatML`, for models that say nothing else: what most of those that do say use.
+/// `ChatML`, for models without a chat template.
 const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Chosen: a hundred times what a long conversation takes. A template is a stranger's program.
+/// Chosen: a hundred times what a long conversation takes. A template is untrusted code.
 const MOST_INSTRUCTIONS: u64 = 2_000_000;
 
 const NAME: &str = "chat";
 
-/// An answer that nobody gives: a letter for private use.
+/// A placeholder answer: a private-use character.
 const OTHER: &str = "\u{f8ff}";
 
 /// One part of a conversation.
@@ -40,7 +39,7 @@ pub struct Message {
 pub struct Conversation {
     /// All of it.
     pub text: String,
-    /// The bytes that are the model's own answers, with what ends each.
+    /// The byte ranges of the assistant's answers, with the end-of-turn token of each.
     pub answers: Vec<Range<usize>>,
 }
 
@@ -69,7 +68,7 @@ impl ChatTemplate {
         let source = without_generation(source.unwrap_or(CHAT_ML));
         environment.add_template_owned(NAME, source).map_err(|error| TrainerError::Request {
             problem: format!("chat template cannot be used: {}", said(&error)),
-            hint: "fetch tokenizer_config.json again, or remove its chat_template: ChatML is used then",
+            hint: "download tokenizer_config.json again, or remove its chat_template to use ChatML",
         })?;
         Ok(Self { environment, tokens })
     }
@@ -99,8 +98,7 @@ impl ChatTemplate {
             let start = self.start(messages, at, &text)?;
             let with = self.render(&messages[..=at], false)?;
             let answer = start..shared(&with, &text).max(start);
-            // Some templates write earlier answers otherwise, as without their thoughts: that is
-            // what the model will read, and never what it should say.
+            // Some templates change earlier answers, e.g. drop their reasoning: those are context, not targets.
             let is_whole = with == text || text[answer.clone()].contains(message.content.trim());
             if is_whole && !answer.is_empty() {
                 answers.push(answer);
@@ -142,7 +140,7 @@ fn shared(a: &str, b: &str) -> usize {
     same.map(|(letter, _)| letter.len_utf8()).sum()
 }
 
-/// The tag by which some templates mark answers for transformers is a block that is always there.
+/// Replaces the `generation` tag, by which some templates mark answers for transformers, by a plain block.
 fn without_generation(source: &str) -> String {
     let mut rest = source;
     let mut out = String::with_capacity(source.len());

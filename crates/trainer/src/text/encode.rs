@@ -1,5 +1,5 @@
-//! Blocks of files to tokens: which tokens a text, a record or a conversation becomes, and which of
-//! them are learnt. Pure, so that blocks can be taken by any thread in any order.
+//! Tokenises blocks of files: the tokens of a text, a record or a conversation, and its loss mask. Pure, so
+//! that any thread can take any block.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ const RESPONSE: &str = "\n\n### Response:\n";
 pub(super) struct TokenisedBlock {
     /// The tokens of all documents, one after the other.
     pub ids: Vec<u32>,
-    /// For each, whether it is learnt.
+    /// Loss mask: whether each token is a target.
     pub loss_mask: Vec<bool>,
     /// Where documents end. What comes behind the last end goes on in the next block.
     pub ends: Vec<usize>,
@@ -36,7 +36,7 @@ pub(super) struct TokenisedBlock {
 /// Turns blocks into tokens.
 pub(super) struct BlockTokeniser<'a> {
     tokenizer: &'a Tokenizer,
-    /// Or why there is none: only conversations need it.
+    /// The chat template, or its error: only conversations need it.
     template: std::result::Result<ChatTemplate, String>,
 }
 
@@ -232,8 +232,8 @@ impl<'a> BlockTokeniser<'a> {
         piece.strip_prefix(' ').filter(|_| has_space).unwrap_or(piece)
     }
 
-    /// A model that says it is at the end is not asked what comes then, so that is not learnt: the
-    /// line's end that many templates put behind an answer.
+    /// Ends the loss mask at the end-of-turn token: the line end that many templates put behind it is never
+    /// generated.
     fn up_to_ends(&self, mut marked: MaskedTokens) -> MaskedTokens {
         let mut at = marked.ids.len();
         while at > 0 {

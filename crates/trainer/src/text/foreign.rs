@@ -1,6 +1,5 @@
-//! Files of other programs that people put among their texts, told by their first bytes or, where those
-//! say nothing, by their names; and what makes a text of each. To take one for prose would train on
-//! noise without a word.
+//! Detects files of other formats among texts by their first bytes or, where those say nothing, by their
+//! names; with the command that converts each. Taking one for text would silently train on noise.
 
 use std::path::Path;
 
@@ -129,14 +128,13 @@ impl ForeignFormat {
 /// Names, without their endings, of files that are about a folder.
 const ABOUT: [&str; 6] = ["readme", "license", "licence", "copying", "notice", "dataset_infos"];
 
-/// Whether a file is about the folder it lies in, as the GPU of a dataset is.
+/// Whether a file is about the folder it lies in, as a dataset card is.
 pub(super) fn is_about(path: &Path) -> bool {
     let stem = path.file_stem().unwrap_or_default();
     ABOUT.iter().any(|name| stem.eq_ignore_ascii_case(name))
 }
 
-/// Whether it is text in two bytes per letter: by its mark, or by every second byte being zero, as of
-/// Latin letters.
+/// Whether it is UTF-16: by its byte order mark, or by every second byte being zero, as of Latin letters.
 pub(super) fn is_utf16(start: &[u8]) -> bool {
     let zeros = |at: usize| start.chunks_exact(2).take(32).filter(|pair| pair[at] == 0).count();
     let n = start.len().min(64) / 2;

@@ -1,14 +1,13 @@
-//! Texts for language models: files of any size to sequences of tokens. Host only: knows nothing of
-//! models, devices or training.
+//! Text datasets: files of any size to packed sequences of tokens. Host only: knows nothing of models,
+//! devices or training.
 //!
 //! ```text
 //! path ─▶ source ─▶ read ─▶ encode ─▶ store ─▶ pack ─▶ Sequence
 //!         files     blocks  tokens    on disk  which pieces each sequence is made of
 //! ```
 //!
-//! Everything follows from the files, the tokenizer and the request: sequence n is the same whenever
-//! and wherever it is asked for, so that a run is continued by asking for the next one. What is wrong
-//! with a file or a line is a value, and the rest is used.
+//! Everything follows from the files, the tokenizer and the request: sequence n is always the same, so that
+//! a run resumes with the next one. A problem with a file or a line is a value, and the rest is used.
 //!
 //! Memory: 16 bytes for each document, 8 for each piece of one in a sequence, and while files are read
 //! some megabytes for each thread, however large the files are.
@@ -52,7 +51,7 @@ use tokenizer::MaskedTokens;
 /// The form of the files in the cache.
 const VERSION: &str = "texts-v1";
 
-/// Counted up when the same file would give other tokens.
+/// Incremented when the same file would give other tokens.
 const TOKENS_VERSION: u64 = 2;
 
 /// The phase in which files are looked at.
@@ -70,15 +69,15 @@ pub struct TextDataRequest {
     pub width: Option<TokenWidth>,
     /// Tokens of a sequence.
     pub length: usize,
-    /// What the loss is measured on.
+    /// The validation split.
     pub held_out: HeldOut,
-    /// What the order of documents and those held out follow from.
+    /// Seed of the order of documents and of the split.
     pub seed: u64,
     /// The cache.
     pub folder: PathBuf,
 }
 
-/// What is not trained on.
+/// The validation split.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
     /// Nothing.
@@ -107,15 +106,15 @@ impl TokenWidth {
     }
 }
 
-/// Tokens to train on, as many in each.
+/// A packed training sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// The tokens of one or more documents, then the token that ends a text up to the length.
+    /// The tokens of one or more documents, padded with the end-of-text token.
     pub ids: Vec<u32>,
-    /// For each, the one that follows it in its document; [`IGNORE_INDEX`] at a document's end, where
-    /// that is not learnt, and where nothing is.
+    /// The next token of each; [`IGNORE_INDEX`] at a document's end, where the loss is masked, and in
+    /// padding.
     pub targets: Vec<u32>,
-    /// For each, where its document begins in the sequence: nothing before that may be seen.
+    /// The index where each token's document begins: attention does not see what is before.
     pub first_keys: Vec<u32>,
 }
 
@@ -128,7 +127,7 @@ pub struct TextDataset {
     /// Of which there is something to read.
     n_files: usize,
     length: usize,
-    /// Fills sequences up.
+    /// The padding token.
     padding: u32,
     fingerprint: Fingerprint,
 }
@@ -169,7 +168,7 @@ impl TextDataset {
         Ok(Self { train, held_out, stores, problems, n_files, length, padding, fingerprint })
     }
 
-    /// What is to be said of them, in a few lines.
+    /// The summary of problems.
     pub fn findings(&self) -> Findings {
         Findings::of_texts(&self.problems, self.n_files, self.n_documents())
     }
@@ -199,7 +198,7 @@ impl TextDataset {
         self.held_out.packing.len()
     }
 
-    /// Tokens of an epoch, without what fills sequences up.
+    /// Tokens of an epoch, without padding.
     pub fn n_tokens(&self) -> u64 {
         self.train.packing.n_tokens
     }
@@ -214,7 +213,7 @@ impl TextDataset {
         self.sequence(&self.held_out, index)
     }
 
-    /// What tells these sequences from others: the files, the tokenizer and the request, hashed.
+    /// Identifies these sequences: a hash of the files, the tokenizer and the request.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint.clone()
     }
@@ -223,7 +222,7 @@ impl TextDataset {
         if index >= part.packing.len() {
             return Err(TrainerError::Request {
                 problem: format!("sequence {index} of {}", part.packing.len()),
-                hint: "ask for one that there is",
+                hint: "ask for an index below the number of sequences",
             });
         }
         let store = &self.stores[part.store];
@@ -357,7 +356,7 @@ fn check(request: &TextDataRequest) -> Result<()> {
     let refuse = |problem, hint| Err(TrainerError::Request { problem, hint });
     if request.length < 2 {
         let problem = format!("sequences of {} tokens, least is 2", request.length);
-        return refuse(problem, "ask for longer ones: a token is learnt from those before it");
+        return refuse(problem, "ask for longer ones: a token is predicted from those before it");
     }
     match request.held_out {
         HeldOut::Share(share) if !(share > 0.0 && share < 1.0) => {

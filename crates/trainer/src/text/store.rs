@@ -1,4 +1,4 @@
-//! Tokens on disk: made once of each set of files and each tokenizer, and read where they lie.
+//! The token cache on disk: made once for each set of files and tokenizer.
 //!
 //! ```text
 //! cache/
@@ -62,7 +62,7 @@ pub(super) struct TokenDocument {
     pub start: u64,
     /// How many there are.
     pub length: u32,
-    /// A number that follows from what it says, as even as drawn.
+    /// A uniform number from the hash of its tokens.
     pub draw: u32,
 }
 
@@ -370,7 +370,7 @@ fn read_u32(catalog: &Catalog, name: &str) -> Result<Vec<u32>> {
 }
 
 fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("it is numbers and texts")
+    serde_json::to_string(value).expect("it is plain data")
 }
 
 fn noted<T: DeserializeOwned>(catalog: &Catalog, key: &str) -> Result<T> {

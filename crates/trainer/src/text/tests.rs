@@ -351,7 +351,7 @@ fn what_is_wrong_is_said_with_its_line() {
         "a.jsonl: line 2 is not JSON: eof while parsing a value at column 8",
         "a.jsonl: line 3 has the keys texts, expected text, prompt with completion, instruction with output, \
          messages, or conversations",
-        "a.jsonl: line 4 is too long: 20013 bytes, most is 16384",
+        "a.jsonl: line 4 is too long: 20 KiB, most is 16 KiB",
         "a.jsonl: line 7 is empty",
         "a.jsonl: line 8 message 1 of the assistant comes first",
         "b.txt: line 2 is not UTF-8: byte 1 of the line is 0xe4",
@@ -481,7 +481,7 @@ fn what_does_not_say_what_it_is_is_not_trained_on() {
             "b.csv: has the columns name, age, expected text, prompt with completion, instruction with output, \
              messages, or conversations",
             "f.csv: row 3 has 1 cells, the first row 2",
-            "f.csv: row 5 is not closed, or longer than 16384 bytes: what follows in this file is left out too",
+            "f.csv: row 5 is not closed, or longer than 16 KiB: what follows in this file is left out too",
             "g.csv: is empty",
             "h.json: is empty",
         ]

@@ -1,4 +1,4 @@
-//! Texts to ids of tokens and back, for language models: from a `tokenizer.json`, from the
+//! Tokenizers of language models, texts to token ids and back: from a `tokenizer.json`, from the
 //! vocabulary inside a GGUF file, or the bytes themselves where there is neither.
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //! The `tokenizers` crate does the work; what would make it panic is refused before it sees it
 //! (`file`). Special tokens that stand in a text are taken for what they are, as the reference does.
 //!
-//! Left out on purpose: models other than byte pairs, which no family here has; the image encoders'
-//! tokenizers, whose rules are their classes' (`model::encoder::tokenizer`).
+//! Deliberately absent: models other than BPE, which no family here has; the tokenizers of image models'
+//! text encoders (`model::encoder::tokenizer`).
 
 mod bytes;
 mod decoder;
@@ -43,7 +43,7 @@ const FILE: &str = "tokenizer.json";
 /// The file that says what its special tokens are for.
 const CONFIG: &str = "tokenizer_config.json";
 
-/// Turns texts into ids of tokens, and back.
+/// Turns texts into token ids, and back.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// `tokenizer.json` as it was found, or made.
@@ -56,7 +56,7 @@ pub struct Tokenizer {
     puts_space: bool,
 }
 
-/// A text in tokens, with those that were asked for marked.
+/// The tokens of a text, with a mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaskedTokens {
     /// The tokens.
@@ -135,8 +135,8 @@ impl Tokenizer {
         self.settings.eos.first().copied()
     }
 
-    /// Whether a model that gives this token has said all it wants to say. Models for conversations
-    /// often have two such tokens: one ends a text, the other an answer.
+    /// Whether a token ends generation. Chat models often have two such tokens: one ends a text, the other
+    /// an answer.
     pub fn is_eos(&self, id: u32) -> bool {
         self.settings.eos.contains(&id)
     }
@@ -166,7 +166,7 @@ impl Tokenizer {
         ChatTemplate::new(self.settings.template.as_deref(), self.settings.named_tokens())
     }
 
-    /// What tells this tokenizer from others: the checksum of all that its ids follow from.
+    /// Identifies this tokenizer: a checksum of all that its ids depend on.
     pub fn fingerprint(&self) -> String {
         let mut hasher = Hasher::new();
         field(&mut hasher, &self.json);

@@ -35,20 +35,20 @@ pub type DecoderProgressFn<'a> = &'a dyn Fn(DecoderProgress) -> bool;
 
 /// Images per step.
 const BATCH_SIZE: usize = 2;
-/// Steps until a round's rate is reached. Chosen by trial, as all here.
+/// Warm-up steps of a round. Chosen by trial, as all here.
 const WARM_UP: usize = 40;
-/// Gradients longer than this are shortened.
+/// Max gradient norm.
 const MAX_GRAD_NORM: f32 = 1.0;
 /// Deviation of what is added to latents: those that a model draws are not quite right either.
 const LATENT_NOISE: f32 = 0.05;
 const EPSILON: f32 = 1e-6;
 
-/// Training with a rate that rises, falls to nothing, and remembers nothing of rounds before.
+/// A training round: the learning rate warms up and decays to 0; the optimizer state starts anew.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainRound {
     /// Steps to take.
     pub n_steps: usize,
-    /// The highest rate.
+    /// The peak learning rate.
     pub learning_rate: f32,
 }
 
@@ -192,7 +192,7 @@ impl DemoDecoder {
         Ok(())
     }
 
-    /// One pass forward and back; the error.
+    /// One forward and backward pass; the loss.
     fn step(
         &self,
         device: &Device,

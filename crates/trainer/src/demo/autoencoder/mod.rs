@@ -1,4 +1,4 @@
-//! The demo's autoencoder, made without a convolution that is trained. Its encoder is exact: a
+//! The demo's VAE, made without training convolutions. Its encoder is exact: a
 //! linear transform of blocks of 4x4 pixels, found from the images' statistics and written down
 //! as weights of diffusers' `AutoencoderKL`. Its decoder is trained, since a convolution after an
 //! enlargement cannot put a block's pixels into their places by arithmetic alone: all pixels of the

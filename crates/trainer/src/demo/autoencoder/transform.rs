@@ -29,21 +29,21 @@ impl BlockTransform {
         let blocks: Vec<Vec<f32>> = images.iter().flat_map(blocks).collect();
         let count = blocks.len() as f64;
         let mut mean = vec![0.0; BLOCK_VALUES];
-        let mut products = vec![vec![0.0; BLOCK_VALUES]; BLOCK_VALUES];
+        let mut covariance = vec![vec![0.0; BLOCK_VALUES]; BLOCK_VALUES];
         for block in &blocks {
             for (row, a) in block.iter().enumerate() {
                 mean[row] += f64::from(*a) / count;
                 for (column, b) in block.iter().enumerate() {
-                    products[row][column] += f64::from(*a) * f64::from(*b) / count;
+                    covariance[row][column] += f64::from(*a) * f64::from(*b) / count;
                 }
             }
         }
         for row in 0..BLOCK_VALUES {
             for column in 0..BLOCK_VALUES {
-                products[row][column] -= mean[row] * mean[column];
+                covariance[row][column] -= mean[row] * mean[column];
             }
         }
-        let mut found = directions(products);
+        let mut found = directions(covariance);
         found.truncate(LATENT);
         let deviations = found.iter().map(|(variance, _)| variance.sqrt());
         let gains: Vec<f64> = deviations.map(|deviation| deviation.powf(-WHITENING)).collect();
@@ -144,8 +144,8 @@ mod tests {
         {
             assert!((value - expected).abs() < 1e-12, "{value}");
             for (row, own) in matrix.iter().zip(direction) {
-                let product: f64 = row.iter().zip(direction).map(|(a, b)| a * b).sum();
-                assert!((product - value * own).abs() < 1e-12, "{product}");
+                let projection: f64 = row.iter().zip(direction).map(|(a, b)| a * b).sum();
+                assert!((projection - value * own).abs() < 1e-12, "{projection}");
             }
         }
     }

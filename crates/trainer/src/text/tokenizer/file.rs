@@ -36,8 +36,8 @@ const PARTS: [(&str, &[&str]); 3] = [
 /// A sequence's parts, by the names that the three kinds of it give them.
 const INNER: [&str; 3] = ["normalizers", "pretokenizers", "decoders"];
 
-/// What would cut texts off, fill them up or put tokens around them. Whoever uses a tokenizer here
-/// does that, and the last one moves the places of tokens in their text.
+/// What would truncate texts, pad them or put tokens around them. Users of a tokenizer do that here, and the
+/// last one shifts the offsets of tokens.
 const LEFT_OUT: [&str; 3] = ["truncation", "padding", "post_processor"];
 
 /// The model as far as it is checked.
