@@ -1,4 +1,4 @@
-"""Makes the picture here and what diffusers' autoencoder makes of it.
+"""Makes the image here and what diffusers' autoencoder makes of it.
 
     python generate.py
 

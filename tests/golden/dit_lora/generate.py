@@ -1,4 +1,4 @@
-"""The numbers of golden.safetensors, computed by PyTorch from the weights and inputs beside it.
+"""The values of golden.safetensors, computed by PyTorch from the weights and inputs beside it.
 
     pip install torch safetensors
     python generate.py            compares, and says how far off the recorded numbers are

@@ -20,9 +20,9 @@ HERE = Path(__file__).parent
 RANK, ALPHA = 4, 8
 
 MODELS = {
-    # Guidance, two kinds of blocks of different number, a picture that is wider than high.
+    # Guidance, two kinds of blocks of different number, an image that is wider than high.
     "dev": dict(layers=2, singles=3, heads=2, head=20, axes=[4, 8, 8], joint=36, pooled=28, guided=True, size=(3, 5), text=6),
-    # No guidance, one token of text, a picture of one row.
+    # No guidance, one token of text, an image of one row.
     "schnell": dict(layers=1, singles=2, heads=2, head=16, axes=[4, 4, 8], joint=24, pooled=20, guided=False, size=(1, 4), text=1),
 }
 TARGETS = [

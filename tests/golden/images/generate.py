@@ -1,4 +1,4 @@
-"""Pictures of every kind that training folders hold, and what Pillow sees in them.
+"""Images of every kind that training folders hold, and what Pillow sees in them.
 
 Makes the pictures beside this file, and expected.json with their pixels over white, the right way
 up. Made with Python 3.11, Pillow 13.0, numpy; all from PyPI. Run it in this folder.
@@ -18,7 +18,7 @@ resized = {}
 
 
 def gradient(w=W, h=H):
-    """Smooth, and without any symmetry, so that every turn of it is another picture."""
+    """Smooth, and without any symmetry, so that every turn of it is another image."""
     y, x = np.mgrid[0:h, 0:w]
     red = x * 255 / (w - 1)
     green = y * 255 / (h - 1)
@@ -146,7 +146,7 @@ def others():
 
 
 def broken():
-    """No picture can be had from these."""
+    """None of these can be decoded."""
     for name in ["plain.jpg", "progressive.jpg", "rgb16.png", "lossless.webp", "plain.gif"]:
         data = open(name, "rb").read()
         open("truncated_" + name, "wb").write(data[: len(data) * 6 // 10])

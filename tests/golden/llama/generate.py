@@ -104,7 +104,7 @@ def loss_of(model, ids):
 
 
 def adapted(model, targets, is_dora, given):
-    """The model with an adapter of these numbers, or of random ones."""
+    """The model with an adapter of these values, or of random ones."""
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, use_dora=is_dora, task_type="CAUSAL_LM")
     model = get_peft_model(model, config).eval()
     gen = torch.Generator().manual_seed(9)

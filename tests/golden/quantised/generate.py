@@ -1,4 +1,4 @@
-"""The numbers of golden.safetensors: a matrix, and what it becomes after quantising and back.
+"""The values of golden.safetensors: a matrix, and the same quantised and dequantised.
 
     pip install torch bitsandbytes safetensors
     python generate.py            compares, and says how far off the recorded numbers are

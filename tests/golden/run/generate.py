@@ -18,7 +18,7 @@ PROMPTS = ["a photo of sks fox in the snow", 'a <script>alert("fox")</script> & 
 
 
 def png(path, tint):
-    """A picture of 48 x 48 pixels, a disc on a slope of colour."""
+    """An image of 48 x 48 pixels, a disc on a slope of colour."""
     rows = b""
     for y in range(48):
         rows += b"\0"

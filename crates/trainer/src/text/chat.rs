@@ -160,7 +160,7 @@ fn without_generation(source: &str) -> String {
     out + rest
 }
 
-/// With the line that Jinja names, without its own name for the kind of error.
+/// Jinja's message with the line, without the kind of error.
 fn said(error: &Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), Into::into);
     error

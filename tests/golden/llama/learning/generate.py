@@ -1,4 +1,4 @@
-"""Trains a tiny language model in a plain PyTorch loop, and writes down what hearth is held against.
+"""Trains a tiny language model in a plain PyTorch loop, and records what hearth is compared with.
 
     python generate.py          with torch 2.15 and transformers 5.22.2 from PyPI, on a CPU in f32
 

@@ -1,4 +1,4 @@
-"""Trains job.toml and own.toml by PyTorch, diffusers and PEFT, and records what came of it.
+"""Trains job.toml and own.toml by PyTorch, diffusers and PEFT, and records the results.
 
     pip install torch diffusers transformers peft safetensors pillow numpy
     python generate.py           # draws images/, writes losses.txt, adapter.safetensors and own_losses.txt
@@ -93,7 +93,7 @@ def uniforms(seed, stream, count):
 
 
 def normals(seed, stream, count):
-    """Box and Muller: two numbers of two."""
+    """Box-Muller: two normal draws of two uniform ones."""
     even = uniforms(seed, stream, count + count % 2).reshape(-1, 2)
     radius, angle = np.sqrt(-2 * np.log(even[:, 0])), 2 * np.pi * even[:, 1]
     both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
@@ -149,7 +149,7 @@ def read_images(folder):
 
 
 def trained_parameters(transformer, job):
-    """The adapter's, which is attached here, or all of the model's own."""
+    """The adapter's, which is attached here, or all of the model's."""
     if job["adapter"].get("kind") == "full":
         return list(transformer.requires_grad_(True).parameters())
     rank, seed = job["adapter"]["rank"], seed_for(job["train"]["seed"], ADAPTERS)
@@ -198,7 +198,7 @@ class Trainer:
             number, epoch = number - len(batches), epoch + 1
 
     def noisy(self, index, draw):
-        """What the model sees of an image, what it is to find, and how noisy it is."""
+        """The noisy latent of an image, its target, and its timestep."""
         job, vae, scheduler = self.job["train"], self.pipeline.vae.config, self.pipeline.scheduler
         distribution = self.samples[index][0]
         mean = distribution.mean

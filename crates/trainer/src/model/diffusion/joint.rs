@@ -1,5 +1,5 @@
-//! The joint (MM-DiT) block of SD3 and FLUX: two streams, image tokens and prompt tokens, each with its own weights,
-//! with joint attention (Esser et al., arXiv 2403.03206, section 4). Families differ in QK norm and rotary positions.
+//! The joint (MM-DiT) block of SD3 and FLUX: two streams, image tokens and prompt tokens, each with separate
+//! weights, with joint attention (Esser et al., arXiv 2403.03206, section 4). Families differ in QK norm and rotary positions.
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 

@@ -128,7 +128,7 @@ fn check_model(path: &Path, model: &Value) -> Result<(), TokenizerError> {
     model.merges.iter().try_for_each(|merge| check_merge(path, &model.vocab, merge))
 }
 
-/// The crate would panic where the whole is longer than anything in the vocabulary.
+/// The crate would panic where the merged token is longer than any in the vocabulary.
 fn check_merge(
     path: &Path,
     vocab: &HashMap<String, Value>,

@@ -1,5 +1,5 @@
 //! Stable Diffusion 3 and 3.5: one transformer (MM-DiT) over image patches and prompt tokens, each stream
-//! with its own weights, with joint attention (Esser et al., "Scaling Rectified Flow
+//! with separate weights, with joint attention (Esser et al., "Scaling Rectified Flow
 //! Transformers for High-Resolution Image Synthesis", arXiv 2403.03206). As diffusers'
 //! `SD3Transformer2DModel` computes it.
 
