@@ -284,7 +284,8 @@ fn events_are_described() {
     missing.sort_unstable();
     missing.dedup();
     assert!(missing.is_empty(), "not in docs/formats.md: {missing:#?}");
-    for name in ["phase", "begin", "step", "validation", "sample", "checkpoint", "exported", "end"]
+    for name in
+        ["phase", "begin", "step", "validation", "image_sample", "checkpoint", "exported", "end"]
     {
         assert!(names.iter().any(|other| other == name), "{name} did not happen: {names:?}");
     }

@@ -281,7 +281,7 @@ fn bench_step_keeps_its_plan_in_micro_batches_and_with_offloading() {
         let (ours, theirs) = (&figures["loss_first"], &plain["loss_first"]);
         let off = ours.as_f64().unwrap() / theirs.as_f64().unwrap() - 1.0;
         assert!(off.abs() < 1e-3, "{figures}");
-        let streams = figures["streamed_bytes"].as_u64() > Some(0);
+        let streams = figures["offloaded_bytes"].as_u64() > Some(0);
         assert_eq!(streams, more[0] == "--offload", "{figures}");
     }
 }

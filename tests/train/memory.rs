@@ -63,7 +63,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
     };
     let listener = |record: &EventRecord| {
         if let Some(device) = device.get() {
-            if let Event::Begin(_) | Event::Step(_) | Event::Tightened(_) = &record.event {
+            if let Event::Begin(_) | Event::Step(_) | Event::MemoryFallback(_) = &record.event {
                 held.lock().unwrap().push((device.usage().in_use, device.n_allocations()));
             }
             trouble(device, Some(&record.event));
@@ -97,7 +97,7 @@ fn a_run_that_fits_at_no_level_stops_and_can_be_resumed() {
     let job = Job::new();
     let whole = run(&job, "whole", &|_, _| {});
     let stopped = run(&job, "run", &|device, event| {
-        if let Some(Event::Step(_) | Event::Tightened(_)) = event {
+        if let Some(Event::Step(_) | Event::MemoryFallback(_)) = event {
             device.fail_allocation(1);
         }
     });
@@ -141,7 +141,7 @@ fn a_lowered_limit_is_kept_to() {
     let mut kept = Vec::new();
     for event in &lowered.events {
         match event {
-            Event::Tightened(tightened) => assert_eq!(tightened.limit_bytes, limit),
+            Event::MemoryFallback(tightened) => assert_eq!(tightened.limit_bytes, limit),
             Event::Step(step) => kept.push(step.peak_bytes <= limit),
             _ => {}
         }

@@ -132,7 +132,7 @@ fn times_count_what_a_run_does() {
         match event {
             Event::Step(_) => steps += 1,
             Event::Validation { .. } => validations += 1,
-            Event::Sample { .. } => samples += 1,
+            Event::ImageSample { .. } => samples += 1,
             Event::Checkpoint { .. } => saves += 1,
             _ => {}
         }

@@ -167,7 +167,8 @@ fn ctrl_c_saves_and_says_how_to_resume() {
     let asked = "finishing this step, then saving; Ctrl-C again gives it up\n";
     assert_eq!(said(&output).matches(asked).count(), 1, "{}", said(&output));
     let before = events(&run);
-    let Some(Event::End(RunEnd { step, why: EndReason::Interrupted, .. })) = before.last() else {
+    let Some(Event::End(RunEnd { step, reason: EndReason::Interrupted, .. })) = before.last()
+    else {
         panic!("{before:?}")
     };
     assert!((1..5).contains(step), "{step}");
@@ -242,9 +243,9 @@ fn ctrl_c_is_heard_while_a_sample_is_drawn() {
     interrupt(&running.child);
     assert_eq!(running.code(), Some(130));
     let events = events(&job.path("run"));
-    assert!(!events.iter().any(|event| matches!(event, Event::Sample { .. })), "{events:?}");
+    assert!(!events.iter().any(|event| matches!(event, Event::ImageSample { .. })), "{events:?}");
     let Some(Event::End(end)) = events.last() else { panic!("{events:?}") };
-    assert_eq!((end.step, end.why), (1, EndReason::Interrupted));
+    assert_eq!((end.step, end.reason), (1, EndReason::Interrupted));
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_run_that_ended_early_is_not_trained_further() {
     assert!(before == trained(&run), "other bytes than without a break");
     let events = events(&run);
     let is_early = |event: &&Event| {
-        matches!(event, Event::End(RunEnd { why: EndReason::Plateau, step: 2, .. }))
+        matches!(event, Event::End(RunEnd { reason: EndReason::Plateau, step: 2, .. }))
     };
     assert_eq!(events.iter().filter(is_early).count(), 2, "{events:?}");
 }

@@ -126,7 +126,7 @@ fn a_model_and_its_texts_are_written_and_measured() {
         })
         .collect();
     assert!(measured.len() == 3 && measured[2] < measured[0] - 1.0, "{measured:?}");
-    let written = events.iter().filter(|event| matches!(event, Event::Written { .. })).count();
+    let written = events.iter().filter(|event| matches!(event, Event::TextSample { .. })).count();
     assert_eq!(written, 2);
     let page = fs::read_to_string(run.join("report.html")).unwrap();
     assert!(page.contains("<h2>Texts</h2>") && page.contains("the fire "));

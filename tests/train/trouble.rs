@@ -143,7 +143,7 @@ fn a_run_that_is_not_finite_exports_no_adapter() {
     assert!(page.contains("stopped: nothing finite is learnt any more after step 27"), "{page}");
     let run = job.path("run");
     let events = events(&run);
-    assert!(matches!(events.last(), Some(Event::End(RunEnd { why: EndReason::Unhealthy, .. }))));
+    assert!(matches!(events.last(), Some(Event::End(RunEnd { reason: EndReason::Unhealthy, .. }))));
     let told = warnings(&events);
     assert!(
         told.iter().any(|text| text.starts_with("19 steps so far changed nothing")),
@@ -175,7 +175,10 @@ fn a_run_that_diverged_is_exported_only_by_force() {
         assert!(words.contains("--resume --force writes the result all the same"), "{words}");
         let run = job.path("run");
         let told = events(&run);
-        assert!(matches!(told.last(), Some(Event::End(RunEnd { why: EndReason::Diverged, .. }))));
+        assert!(matches!(
+            told.last(),
+            Some(Event::End(RunEnd { reason: EndReason::Diverged, .. }))
+        ));
         assert!(!run.join("adapter").exists() && !run.join("README.md").exists());
         assert!(fs::read_to_string(run.join("report.html")).unwrap().contains("diverged"));
         // Again it comes to the same, unless it is forced.

@@ -67,7 +67,7 @@ pub struct MemoryLimit {
     /// What there is to take from.
     pub available: Bytes,
     /// What is left to the system.
-    pub kept: Bytes,
+    pub reserved: Bytes,
     /// What set the limit.
     pub bound_by: MemoryBound,
 }
@@ -215,11 +215,11 @@ fn nvidia_limit(machine: &Machine, gpu: &NvidiaGpu) -> Result<MemoryLimit, Unkno
         return main_limit(machine);
     }
     let available = gpu.memory_free.require()?;
-    let kept = RESERVED_ON_GPU;
+    let reserved = RESERVED_ON_GPU;
     Ok(MemoryLimit {
-        limit: available.saturating_sub(kept),
+        limit: available.saturating_sub(reserved),
         available,
-        kept,
+        reserved,
         bound_by: MemoryBound::GpuMemory,
     })
 }
@@ -249,12 +249,12 @@ pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
 
 fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
     let available = memory.available.require()?;
-    let kept =
+    let reserved =
         Bytes(memory.total.require()?.0 / RESERVED_PART).clamp(RESERVED_LEAST, RESERVED_MOST);
     let main = MemoryLimit {
-        limit: available.saturating_sub(kept),
+        limit: available.saturating_sub(reserved),
         available,
-        kept,
+        reserved,
         bound_by: MemoryBound::MainMemory,
     };
     match memory.container.known() {
@@ -263,7 +263,7 @@ fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
             Ok(MemoryLimit {
                 limit: container.left.saturating_sub(RESERVED_LEAST),
                 available: container.left,
-                kept: RESERVED_LEAST,
+                reserved: RESERVED_LEAST,
                 bound_by: MemoryBound::Container,
             })
         }
@@ -274,9 +274,9 @@ fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
 /// Bytes that a run may take on top of what it holds; below zero once it uses what is kept for
 /// the system. By the rules of [`main_limit`].
 pub fn main_memory_left(memory: &SystemMemory) -> Result<i64, Unknown> {
-    let MemoryLimit { available, kept, .. } = limit_of(memory)?;
+    let MemoryLimit { available, reserved, .. } = limit_of(memory)?;
     let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
-    Ok(signed(available).saturating_sub(signed(kept)))
+    Ok(signed(available).saturating_sub(signed(reserved)))
 }
 
 fn known_or_reason<S: Serializer>(

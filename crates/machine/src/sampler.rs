@@ -115,7 +115,7 @@ mod tests {
         let stalls = "some avg10=50.00 avg60=0.00\nfull avg10=0.00 avg60=0.00\n";
         let sampler = sampler(Duration::from_millis(1), &[("file /proc/pressure/memory", stalls)]);
         let first = sampler.next().unwrap();
-        assert_eq!(first.1.stalled, Some(0.5));
+        assert_eq!(first.1.memory_stall, Some(0.5));
         let mut times = vec![first.0];
         while times.len() < 5 {
             times.extend(sampler.drain().iter().map(|(at, _)| *at));

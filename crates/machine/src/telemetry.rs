@@ -10,11 +10,14 @@ pub struct Telemetry {
     /// What this process holds of memory, and what is left.
     pub memory: Option<ProcessMemory>,
     /// Share of the last ten seconds in which programs stalled on memory, 0 to 1 (Linux).
-    pub stalled: Option<f64>,
+    #[serde(alias = "stalled")]
+    pub memory_stall: Option<f64>,
     /// What macOS says of memory.
-    pub level: Option<PressureLevel>,
+    #[serde(alias = "level")]
+    pub pressure_level: Option<PressureLevel>,
     /// The sensor that is nearest to its limit.
-    pub heat: Option<Temperature>,
+    #[serde(alias = "heat")]
+    pub temperature: Option<Temperature>,
     /// What throttles the clock, if something does that should not.
     pub throttled: Option<ThrottleCause>,
     /// Power drawn now.

@@ -14,9 +14,9 @@ use crate::tensor::{TensorEncoding, TensorInfo};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ValueStats {
     /// Smallest finite number; nothing if there is none.
-    pub least: Option<f32>,
+    pub min: Option<f32>,
     /// Largest finite number.
-    pub most: Option<f32>,
+    pub max: Option<f32>,
     /// How many are NaN.
     pub n_nan: u64,
     /// How many are infinite.
@@ -36,7 +36,7 @@ pub fn value_stats(
     {
         return Ok(None);
     }
-    let mut found = ValueStats { least: None, most: None, n_nan: 0, n_infinite: 0, n_zero: 0 };
+    let mut found = ValueStats { min: None, max: None, n_nan: 0, n_infinite: 0, n_zero: 0 };
     load_blocks(catalog, tensor, FileDtype::F32, &mut Vec::new(), tick, &mut |block| {
         block.as_chunks().0.iter().for_each(|bytes| found.count(f32::from_le_bytes(*bytes)));
         Ok(())
@@ -52,8 +52,8 @@ impl ValueStats {
             self.n_infinite += 1;
         } else {
             self.n_zero += u64::from(number == 0.0);
-            self.least = Some(self.least.map_or(number, |least| least.min(number)));
-            self.most = Some(self.most.map_or(number, |most| most.max(number)));
+            self.min = Some(self.min.map_or(number, |min| min.min(number)));
+            self.max = Some(self.max.map_or(number, |max| max.max(number)));
         }
     }
 }
@@ -261,7 +261,7 @@ mod tests {
         let found = value_stats(&catalog, &catalog.tensors[0], &|_| true).unwrap().unwrap();
         assert_eq!(
             found,
-            ValueStats { least: Some(-2.0), most: Some(3.0), n_nan: 1, n_infinite: 0, n_zero: 1 }
+            ValueStats { min: Some(-2.0), max: Some(3.0), n_nan: 1, n_infinite: 0, n_zero: 1 }
         );
     }
 }

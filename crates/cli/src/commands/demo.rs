@@ -75,7 +75,7 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
         TrainOptions::default(),
         &screen,
     )?;
-    if end.why == EndReason::Interrupted {
+    if end.reason == EndReason::Interrupted {
         if screen.prints_text() {
             let job = folder.join("config.toml");
             let (step, job) = (end.step, job.display());
@@ -91,7 +91,7 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
         writeln!(out, "  {BOLD}{}{BOLD:#}", image.display())?;
         writeln!(out, "{DIM}your own images{DIM:#}\n  {YOUR_OWN}")?;
     }
-    Ok(end.why.into())
+    Ok(end.reason.into())
 }
 
 /// What to do next.

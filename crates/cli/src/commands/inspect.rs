@@ -132,9 +132,9 @@ fn survey(
         files: catalog.files.clone(),
         checksums: Vec::new(),
         bytes: catalog.bytes(),
-        numbers: catalog.tensors.iter().map(TensorInfo::numel).sum(),
+        params: catalog.tensors.iter().map(TensorInfo::numel).sum(),
         metadata: catalog.metadata.clone(),
         tensors,
-        oddities: odd,
+        warnings: odd,
     })
 }

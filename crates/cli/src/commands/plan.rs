@@ -189,7 +189,7 @@ impl PlanReport {
             "is_deterministic": self.target.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
-            "streamed_bytes": self.plan.offloaded_bytes,
+            "offloaded_bytes": self.plan.offloaded_bytes,
             "total_bytes": self.plan.total_bytes,
             "limit_bytes": self.target.limit_bytes,
             "is_t5_in_blocks": self.plan.t5 == T5Loading::Blocks,

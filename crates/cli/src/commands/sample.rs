@@ -246,7 +246,7 @@ impl SampleSummary {
             peak_bytes: plan.peak_bytes(),
             limit_bytes,
             phases: plan.phases.iter().map(phase).collect(),
-            is_paired: plan.is_cfg_batched,
+            is_cfg_batched: plan.is_cfg_batched,
             is_t5_in_blocks: plan.t5 == T5Loading::Blocks,
             tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.vae_scale_factor()),
             images: Vec::new(),

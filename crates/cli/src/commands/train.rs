@@ -112,12 +112,12 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         let history = History::open(&config.output.folder)?;
         write!(out, "{}", run_summary::page(&config, &end, &history, &engine.device_flag()))?;
     }
-    if end.why == EndReason::Interrupted && screen.prints_text() {
+    if end.reason == EndReason::Interrupted && screen.prints_text() {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
         writeln!(out, "saved after step {}; continue with\n  {}", end.step, resume_command(words))?;
     }
-    Ok(end.why.into())
+    Ok(end.reason.into())
 }
 
 /// Trains while a screen shows it; Ctrl-C ends the run in order.

@@ -351,15 +351,17 @@ fn uses(uses: &[DeviceUse], page: &mut TextPage) {
 }
 
 fn limit_line(limit: &MemoryLimit) -> String {
-    let MemoryLimit { limit, available, kept, bound_by } = limit;
+    let MemoryLimit { limit, available, reserved, bound_by } = limit;
     let why = match bound_by {
-        MemoryBound::MainMemory => format!("{available} available less {kept} kept for the system"),
+        MemoryBound::MainMemory => {
+            format!("{available} available less {reserved} kept for the system")
+        }
         MemoryBound::Container => {
-            format!("{available} left in the container less {kept} kept for it")
+            format!("{available} left in the container less {reserved} kept for it")
         }
         MemoryBound::WorkingSet => "Metal's recommended working set".into(),
         MemoryBound::GpuMemory => {
-            format!("{available} free on the GPU less {kept} kept for the driver")
+            format!("{available} free on the GPU less {reserved} kept for the driver")
         }
     };
     format!("limit {limit}: {why}")

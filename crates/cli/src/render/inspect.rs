@@ -22,13 +22,13 @@ pub struct ModelSurvey {
     /// Bytes of all tensors.
     pub bytes: u64,
     /// Parameters in all tensors.
-    pub numbers: u64,
+    pub params: u64,
     /// Metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// All tensors.
     pub tensors: Vec<TensorRow>,
     /// What looks wrong.
-    pub oddities: Vec<Oddity>,
+    pub warnings: Vec<Oddity>,
 }
 
 /// One tensor.
@@ -65,10 +65,10 @@ pub fn page(survey: &ModelSurvey, all: bool) -> String {
     page.heading("tensors");
     page.table(&if all { each(&survey.tensors) } else { patterns(&survey.tensors) });
     page.heading("what looks wrong");
-    if survey.oddities.is_empty() {
+    if survey.warnings.is_empty() {
         page.item("✓", GOOD, "nothing found");
     }
-    for Oddity { what, hint } in &survey.oddities {
+    for Oddity { what, hint } in &survey.warnings {
         page.item("!", WARN, what);
         page.below(DIM, &format!("hint: {hint}"));
     }
@@ -93,7 +93,7 @@ fn metadata(survey: &ModelSurvey, all: bool, page: &mut TextPage) {
 }
 
 fn size(survey: &ModelSurvey) -> String {
-    let (bytes, params) = (Bytes(survey.bytes), rounded(survey.numbers));
+    let (bytes, params) = (Bytes(survey.bytes), rounded(survey.params));
     let (tensors, files) =
         (counted(survey.tensors.len(), "tensor"), counted(survey.files.len(), "file"));
     format!("{bytes} in {tensors}, {params} parameters, {files}")
@@ -174,7 +174,7 @@ fn each(tensors: &[TensorRow]) -> Vec<[String; 4]> {
 
 fn details(tensor: &TensorRow) -> String {
     let size = Bytes(tensor.bytes).to_string();
-    match tensor.values.map(|values| (values.least, values.most)) {
+    match tensor.values.map(|values| (values.min, values.max)) {
         Some((Some(least), Some(most))) => format!("{size}, {least:.3e} to {most:.3e}"),
         _ => size,
     }

@@ -50,7 +50,7 @@ pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[Stri
     let used = config.with_precision_of(&as_run(folder, config));
     match sample_command(&used, &history.exports, options) {
         // On one line however long it is: it is there to be copied.
-        Some(command) if end.why.is_done() => {
+        Some(command) if end.reason.is_done() => {
             format!("{}{DIM}try it with{DIM:#}\n  {command}\n", page.finish())
         }
         _ => page.finish(),
@@ -58,7 +58,7 @@ pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[Stri
 }
 
 fn headline(end: &RunEnd, figures: &RunFigures) -> String {
-    let why = match end.why {
+    let why = match end.reason {
         EndReason::Finished => "finished",
         EndReason::Plateau => "stopped: the held-out loss does not fall any more",
         EndReason::Interrupted => "interrupted",

@@ -23,7 +23,7 @@ pub struct SampleSummary {
     pub limit_bytes: usize,
     pub phases: Vec<SamplePhase>,
     /// Whether both halves of guidance are computed at once.
-    pub is_paired: bool,
+    pub is_cfg_batched: bool,
     /// Whether T5 does not fit whole, and one block of it is in memory at a time.
     pub is_t5_in_blocks: bool,
     /// Side of a decoder's tile in pixels, if the image is decoded in tiles.
@@ -132,7 +132,7 @@ pub fn page(drawn: &SampleSummary) -> String {
         })
         .collect();
     page.table(&rows);
-    if !drawn.is_paired {
+    if !drawn.is_cfg_batched {
         page.line(DIM, "with and without the prompt are computed one after the other");
     }
     if drawn.is_t5_in_blocks {

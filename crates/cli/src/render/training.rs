@@ -167,7 +167,7 @@ impl ScreenState {
             | Event::Step(_)
             | Event::Health { .. }
             | Event::Memory { .. }
-            | Event::Felt(_)
+            | Event::Telemetry(_)
             | Event::Exported { .. }
             | Event::End(_)
             | Event::Failed(_) => Vec::new(),
@@ -177,10 +177,10 @@ impl ScreenState {
                 let perplexity = perplexity.unwrap_or_default();
                 line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
             }
-            Event::Sample { step, path, prompt, .. } => {
+            Event::ImageSample { step, path, prompt, .. } => {
                 line(format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display()))
             }
-            Event::Written { step, prompt, text, .. } => {
+            Event::TextSample { step, prompt, text, .. } => {
                 // On one line: what is live stands below.
                 let text = text.escape_debug();
                 line(format!("step {step}: {DIM}{}{DIM:#}{text}", prompt.escape_debug()))
@@ -191,9 +191,9 @@ impl ScreenState {
             }
             Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
             Event::Note { text } => line(text.clone()),
-            Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
-            Event::Lost(lost) => self.warn(&lost.to_string(), None),
-            Event::Paced(paced) => self.pace(paced),
+            Event::MemoryFallback(tightened) => self.warn(&tightened.to_string(), None),
+            Event::GpuLost(lost) => self.warn(&lost.to_string(), None),
+            Event::Pace(paced) => self.pace(paced),
         }
     }
 
@@ -296,7 +296,7 @@ fn beginning(begin: &RunStart) -> Vec<String> {
     vec![
         format!("{BOLD}{samples}{held_out}; {way}{BOLD:#}"),
         format!("{} in {layers}", plural(*parameters, "trainable parameter")),
-        format!("plan: {}; about {}", begin.how, speed(begin.step_secs)),
+        format!("plan: {}; about {}", begin.settings, speed(begin.step_secs)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
     ]
 }
@@ -353,6 +353,7 @@ mod tests {
             version: String::new(),
             base: String::new(),
             engine: String::new(),
+            format: trainer::event::FORMAT,
             from_step: 0,
             steps: 1,
             unit: "image".into(),
@@ -362,7 +363,7 @@ mod tests {
             parameters: 1,
             samples_per_step: 1,
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
-            how: String::new(),
+            settings: String::new(),
             step_secs: 1.0,
             times: trainer::event::TimeEstimate::default(),
             limit_bytes: 8 << 30,
@@ -409,8 +410,8 @@ mod tests {
 
     #[test]
     fn a_memory_fallback_is_one_warning_with_its_figures() {
-        let how = |micro| BatchSettings { micro, recompute: Recompute::Alternate };
-        let tightened = Event::Tightened(MemoryFallback {
+        let how = |micro_batch| BatchSettings { micro_batch, recompute: Recompute::Alternate };
+        let tightened = Event::MemoryFallback(MemoryFallback {
             step: 12,
             from: how(3),
             to: how(2),
@@ -419,7 +420,7 @@ mod tests {
             limit_bytes: 12 << 20,
         });
         let lines = shown().note(&record(&tightened), 0.0);
-        let Event::Tightened(fallback) = &tightened else { unreachable!("made above") };
+        let Event::MemoryFallback(fallback) = &tightened else { unreachable!("made above") };
         assert_eq!(lines, [ScreenLine::Warning(format!("{WARN}warning:{WARN:#} {fallback}"))]);
         let text = fallback.to_string();
         assert!(text.contains("asked 3 MiB, in use 10 MiB of 12 MiB"), "{text}");
@@ -432,8 +433,8 @@ mod tests {
         let mut told = |from: f64, to: f64, cause: Cause| {
             let of = |duty| Pace { level: 0, duty, is_paused: false };
             let decision = PaceDecision { from: of(from), to: of(to), cause };
-            let how = BatchSettings { micro: 1, recompute: Recompute::None };
-            let paced = Event::Paced(PaceChange { step: 3, how, decision });
+            let settings = BatchSettings { micro_batch: 1, recompute: Recompute::None };
+            let paced = Event::Pace(PaceChange { step: 3, settings, decision });
             let lines = state.note(&record(&paced), 0.0);
             let (pace, cause) = state.pace.as_ref().map(pace).unwrap_or_default();
             (lines.len(), pace + &cause)

@@ -20,7 +20,7 @@ pub struct PaceDecision {
 /// Why something was decided. Figures are rounded to what people read, which also makes them come back
 /// from JSON as they went. No cause is an error; the derive is what sets each text beside its variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
-#[serde(tag = "why", rename_all = "snake_case")]
+#[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Cause {
     /// The run holds more memory than its share.
     #[error("memory is short: the run holds {} of {}", Bytes(*held), Bytes(*share))]
@@ -137,7 +137,8 @@ pub enum Cause {
     },
     /// Steps have long been fast: more duty is tried.
     #[error("steps take {drift:.2} times as long as the fastest, less than {limit:.2}")]
-    SlowNoMore {
+    #[serde(alias = "slow_no_more")]
+    SpeedRecovered {
         /// How many times as long as at their best.
         drift: f64,
         /// What is let pass.

@@ -214,7 +214,7 @@ impl Drift {
                 wait(&mut self.lower_backoff, now);
                 let (drift, limit) = (rounded(self.now), rounded(self.limit()));
                 self.set(now, trial.share);
-                Some(Cause::SlowNoMore { drift, limit })
+                Some(Cause::SpeedRecovered { drift, limit })
             }
             TrialKind::Less | TrialKind::Least => {
                 self.accepted = trial.drift;
@@ -246,7 +246,7 @@ impl Drift {
         }
         let (drift, limit) = (rounded(self.now), rounded(self.limit()));
         self.begin(now, Trial { kind: TrialKind::More, drift: self.now, share: self.share });
-        Some(Cause::SlowNoMore { drift, limit })
+        Some(Cause::SpeedRecovered { drift, limit })
     }
 
     fn set(&mut self, now: f64, share: f64) {

@@ -146,10 +146,10 @@ impl MemoryControl {
             now - self.last.secs < FADING_SECS && stalled < FADING_PART * self.last.stalled
         };
         let is_stall = |stalled: &f64| (STALL..=1.0).contains(stalled) && !is_fading(*stalled);
-        if let Some(stalled) = telemetry.stalled.filter(is_stall) {
+        if let Some(stalled) = telemetry.memory_stall.filter(is_stall) {
             return Some(Cause::MemoryStalls { stalled: rounded(stalled), limit: STALL });
         }
-        if telemetry.level == Some(PressureLevel::Critical) {
+        if telemetry.pressure_level == Some(PressureLevel::Critical) {
             return Some(Cause::MemoryCritical);
         }
         let share = telemetry.memory?;
@@ -247,8 +247,8 @@ impl MemoryControl {
 
 /// Whether memory is too contended to take more, though nothing need be given back.
 fn is_under_pressure(telemetry: &Telemetry) -> bool {
-    telemetry.stalled.is_some_and(|stalled| stalled >= STALL / 2.0)
-        || telemetry.level.is_some_and(|level| level > PressureLevel::Normal)
+    telemetry.memory_stall.is_some_and(|stalled| stalled >= STALL / 2.0)
+        || telemetry.pressure_level.is_some_and(|level| level > PressureLevel::Normal)
 }
 
 /// Bytes that the run may hold in all.
@@ -290,7 +290,7 @@ mod tests {
                 let left = (allowed * GIB as f64) as i64 - held.cast_signed();
                 let memory = Some(ProcessMemory { held, left });
                 let telemetry =
-                    Telemetry { memory, stalled: Some(stalled), ..Telemetry::default() };
+                    Telemetry { memory, memory_stall: Some(stalled), ..Telemetry::default() };
                 if self.memory.observe(self.now, &telemetry).is_some() {
                     seen.push(if self.memory.is_paused() { 4 } else { self.memory.level() });
                 }
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn a_change_is_judged_by_steps_taken_after_it() {
         let mut memory = MemoryControl::new(levels());
-        let telemetry = Telemetry { stalled: Some(0.5), ..Telemetry::default() };
+        let telemetry = Telemetry { memory_stall: Some(0.5), ..Telemetry::default() };
         assert!(memory.observe(0.0, &telemetry).is_some());
         // A long step still runs at the old level: its readings say nothing.
         assert!((1..60).all(|secs| memory.observe(f64::from(secs), &telemetry).is_none()));

@@ -207,6 +207,6 @@ impl Governor {
 /// Whether something other than hidden heat makes steps slow.
 fn explains_slow_steps(telemetry: &Telemetry) -> bool {
     telemetry.throttled.is_some()
-        || telemetry.stalled.is_some_and(|stalled| stalled >= EXPLAINING_STALL)
-        || telemetry.level.is_some_and(|level| level > PressureLevel::Normal)
+        || telemetry.memory_stall.is_some_and(|stalled| stalled >= EXPLAINING_STALL)
+        || telemetry.pressure_level.is_some_and(|level| level > PressureLevel::Normal)
 }

@@ -238,7 +238,7 @@ impl SimulatedMachine {
         let heat = (is_told && self.state.is_throttled).then_some(ThrottleCause::Heat);
         Telemetry {
             memory: self.allowed_bytes.map(|allowed| ProcessMemory { held, left: left(allowed) }),
-            heat: self.read_sensor().map(|celsius| Temperature {
+            temperature: self.read_sensor().map(|celsius| Temperature {
                 sensor: "simulated".into(),
                 celsius,
                 limit: self.limit,

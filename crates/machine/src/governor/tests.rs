@@ -482,8 +482,8 @@ fn nonsense_is_survived() {
                         held: random.next(),
                         left: random.next().cast_signed(),
                     }),
-                    stalled: Some(odd()),
-                    heat: (random.below(3) > 0).then(|| Temperature {
+                    memory_stall: Some(odd()),
+                    temperature: (random.below(3) > 0).then(|| Temperature {
                         sensor,
                         celsius: odd(),
                         limit: Some(odd()),

@@ -144,13 +144,13 @@ impl ThermalControl {
     pub fn observe(&mut self, now: f64, telemetry: &Telemetry, state: DutyState) -> Option<Cause> {
         self.take_in_flag(now, telemetry.throttled);
         let was_stuck = self.thermometer.stuck_secs().is_some();
-        let forecast = telemetry.heat.as_ref().and_then(|heat| {
+        let forecast = telemetry.temperature.as_ref().and_then(|heat| {
             let duty = if self.is_paused || state.is_paused_for_memory { 0.0 } else { state.duty };
             let limit = self.policy.limit(heat);
             self.thermometer.read(now, heat, limit, duty, state.cycle_secs)
         });
         if let (Some(secs), Some(heat), false) =
-            (self.thermometer.stuck_secs(), &telemetry.heat, was_stuck)
+            (self.thermometer.stuck_secs(), &telemetry.temperature, was_stuck)
         {
             let (sensor, celsius) = (heat.sensor.clone(), rounded(heat.celsius));
             self.resume(now);

@@ -110,9 +110,9 @@ impl Monitor {
         let slow = self.slow.as_ref().map(|(_, slow)| slow);
         Telemetry {
             memory: self.share(&memory),
-            stalled: stalled(&memory),
-            level: level(&memory),
-            heat: self.heat(source, gpu.as_ref()),
+            memory_stall: stalled(&memory),
+            pressure_level: level(&memory),
+            temperature: self.heat(source, gpu.as_ref()),
             throttled: self.throttle_cause(gpu.as_ref()).or(slow.and_then(|slow| slow.throttled)),
             on_battery: slow.and_then(|slow| slow.on_battery),
             watts: self.watts(source, gpu.as_ref(), now),

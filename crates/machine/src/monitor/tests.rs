@@ -69,12 +69,16 @@ fn holds_true(machine: &Machine, whole: &Telemetry, broken: &Telemetry, case: &s
     let is_other = whole.memory.is_none();
     let is_same = broken.memory.is_none() || broken.memory == whole.memory;
     assert!(is_same || is_other, "{case}: {broken:?}");
-    let stalled = broken.stalled.is_none() || broken.stalled == whole.stalled;
-    assert!(stalled && (broken.level.is_none() || broken.level == whole.level), "{case}");
+    let stalled = broken.memory_stall.is_none() || broken.memory_stall == whole.memory_stall;
+    assert!(
+        stalled
+            && (broken.pressure_level.is_none() || broken.pressure_level == whole.pressure_level),
+        "{case}"
+    );
     assert!(broken.watts.is_none() || broken.watts == whole.watts, "{case}: {broken:?}");
     assert!(broken.on_battery.is_none() || broken.on_battery == whole.on_battery, "{case}");
     assert_eq!(broken.throttled, None, "{case}");
-    if let Some(heat) = &broken.heat {
+    if let Some(heat) = &broken.temperature {
         let sensors = machine.thermal.sensors.known().into_iter().flatten();
         let board = sensors.filter_map(|sensor| sensor.temperature.known());
         let gpus = machine.gpus.iter().filter_map(|gpu| match gpu {
@@ -172,7 +176,7 @@ fn with_gpu(nvml: &str, integrated: &str) -> Telemetry {
 #[test]
 fn the_sensor_nearest_to_its_limit_is_felt() {
     let heat = |nvml: &str| {
-        let heat = with_gpu(nvml, "0").heat.unwrap();
+        let heat = with_gpu(nvml, "0").temperature.unwrap();
         (heat.sensor, heat.celsius, heat.limit)
     };
     let package = || ("coretemp Package id 0".to_owned(), 70.0, Some(100.0));

@@ -16,7 +16,8 @@ use crate::model::recompute::Recompute;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BatchSettings {
     /// The most samples that go through the model at once.
-    pub micro: usize,
+    #[serde(alias = "micro")]
+    pub micro_batch: usize,
     /// What is recomputed.
     pub recompute: Recompute,
 }
@@ -25,7 +26,7 @@ impl BatchSettings {
     /// As the job says.
     pub fn from_config(config: &RunConfig) -> Self {
         Self {
-            micro: config.train.micro_batch.unwrap_or(config.train.batch_size),
+            micro_batch: config.train.micro_batch.unwrap_or(config.train.batch_size),
             recompute: config.train.recompute,
         }
     }
@@ -33,8 +34,8 @@ impl BatchSettings {
     /// The next way that takes less memory, if there is one. Fewer samples at once come first, four of
     /// five: they are as many in all, while computing twice is another forward.
     pub fn with_less_memory(self) -> Option<Self> {
-        if self.micro > 1 {
-            return Some(Self { micro: self.micro * 4 / 5, ..self });
+        if self.micro_batch > 1 {
+            return Some(Self { micro_batch: self.micro_batch * 4 / 5, ..self });
         }
         let recompute = match self.recompute {
             Recompute::None => Recompute::Queries,
@@ -54,7 +55,7 @@ impl fmt::Display for BatchSettings {
             Recompute::Alternate => " with every second block recomputed",
             Recompute::Block => " with every block recomputed",
         };
-        write!(f, "{} at once{twice}", self.micro)
+        write!(f, "{} at once{twice}", self.micro_batch)
     }
 }
 
@@ -78,7 +79,7 @@ pub struct PlanChoice {
 impl PlanChoice {
     /// As a job says it, typed or by default.
     pub fn from_config(config: &RunConfig) -> Self {
-        let BatchSettings { micro, recompute } = BatchSettings::from_config(config);
+        let BatchSettings { micro_batch: micro, recompute } = BatchSettings::from_config(config);
         Self {
             micro_batch: micro,
             recompute,
@@ -94,7 +95,7 @@ impl fmt::Display for PlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { micro_batch: micro, recompute, offload: stream, quantise, optimizer, .. } =
             *self;
-        write!(f, "{}", BatchSettings { micro, recompute })?;
+        write!(f, "{}", BatchSettings { micro_batch: micro, recompute })?;
         f.write_str(match stream {
             Offload::None => "",
             Offload::Alternate => ", every second block from main memory",
@@ -116,9 +117,9 @@ mod tests {
 
     #[test]
     fn every_way_leads_to_the_tightest_and_ends_there() {
-        let first = BatchSettings { micro: 5, recompute: Recompute::None };
+        let first = BatchSettings { micro_batch: 5, recompute: Recompute::None };
         let ways: Vec<_> = std::iter::successors(Some(first), |how| how.with_less_memory())
-            .map(|how| (how.micro, how.recompute))
+            .map(|how| (how.micro_batch, how.recompute))
             .collect();
         let expected = [
             (5, Recompute::None),

@@ -13,7 +13,8 @@ pub struct RunEnd {
     /// Steps taken.
     pub step: u64,
     /// Why.
-    pub why: EndReason,
+    #[serde(alias = "why")]
+    pub reason: EndReason,
     /// Seconds of this part of the run.
     pub secs: f64,
     /// Bytes taken at the worst moment.

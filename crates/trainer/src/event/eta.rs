@@ -67,7 +67,9 @@ impl Eta {
                 }
             }
             Event::Validation { .. } => self.validations.add(self.step, taken),
-            Event::Sample { .. } | Event::Written { .. } => self.samples.add(self.step, taken),
+            Event::ImageSample { .. } | Event::TextSample { .. } => {
+                self.samples.add(self.step, taken)
+            }
             Event::Checkpoint { .. } => self.saves.add(self.step, taken),
             _ => return,
         }
@@ -149,7 +151,7 @@ save_every = 3
 
     fn step(step: u64) -> Event {
         event(&format!(
-            r#"{{"event":"step","step":{step},"loss":1.0,"gradient_norm":1.0,"learning_rate":1.0,
+            r#"{{"event":"step","step":{step},"loss":1.0,"grad_norm":1.0,"learning_rate":1.0,
             "secs":0.5,"wait_secs":0.0,"peak_bytes":1}}"#
         ))
     }
@@ -159,7 +161,7 @@ save_every = 3
     }
 
     fn sample(step: u64) -> Event {
-        Event::Sample { step, path: "a.png".into(), prompt: "a".into(), seed: 1 }
+        Event::ImageSample { step, path: "a.png".into(), prompt: "a".into(), seed: 1 }
     }
 
     fn save(step: u64) -> Event {

@@ -143,7 +143,7 @@ mod tests {
         let step = |(n, loss): (usize, &f64)| StepMetrics {
             step: n as u64 + 1,
             loss: *loss,
-            gradient_norm: None,
+            grad_norm: None,
             learning_rate: 1.0,
             loss_scale: None,
             is_skipped: false,

@@ -212,11 +212,11 @@ impl History {
                 self.validations.retain(|(at, _)| *at < step);
                 self.validations.push((step, loss));
             }
-            Event::Sample { step, path, prompt, seed } => {
+            Event::ImageSample { step, path, prompt, seed } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
                 self.samples.push(SampleImage { step, path, prompt, seed });
             }
-            Event::Written { step, prompt, text, seed } => {
+            Event::TextSample { step, prompt, text, seed } => {
                 let is_other = |other: &SampleText| {
                     (other.step, &other.prompt, other.seed) != (step, &prompt, seed)
                 };
@@ -228,15 +228,15 @@ impl History {
                 self.warn(step, format!("{kind}{hint}"));
             }
             Event::LeftOut(left_out) => self.warn(0, left_out.to_string()),
-            Event::Tightened(tightened) => self.warn(tightened.step, tightened.to_string()),
-            Event::Lost(lost) => {
+            Event::MemoryFallback(tightened) => self.warn(tightened.step, tightened.to_string()),
+            Event::GpuLost(lost) => {
                 self.warn(lost.step, lost.to_string());
                 self.end(Ending::Lost(lost));
             }
-            Event::Felt(felt) => {
+            Event::Telemetry(felt) => {
                 self.snapshots.push((self.minutes_before + felt.secs / 60.0, felt))
             }
-            Event::Paced(paced) => self.pace_changes.push((paced.step, paced.to_string())),
+            Event::Pace(paced) => self.pace_changes.push((paced.step, paced.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {
                 self.add_phase(PhasePeak { name: phase, planned_bytes, peak_bytes });
             }

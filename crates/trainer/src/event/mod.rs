@@ -28,6 +28,7 @@ use machine::Bytes;
 use machine::governor::PaceDecision;
 use machine::telemetry::Telemetry;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 pub use end::{BestCheckpoint, EndReason, EnergyUsed, RunEnd, RunFailure};
 pub use phase::{Phase, PlannedPhase};
@@ -94,13 +95,14 @@ pub enum Event {
         /// How much higher the mean is than before, relative to that.
         trend: f64,
         /// Median norm of the gradients; none where fewer than a hundred are known.
-        #[serde(default)]
-        gradient_norm: Option<f64>,
+        #[serde(default, alias = "gradient_norm")]
+        grad_norm: Option<f64>,
         /// Steps so far whose gradient was not finite.
         skipped: u64,
     },
-    /// An image was drawn.
-    Sample {
+    /// A sample image was generated.
+    #[serde(alias = "sample")]
+    ImageSample {
         /// Steps taken so far; 0 is the base alone.
         step: u64,
         /// Relative to the run's folder.
@@ -110,8 +112,9 @@ pub enum Event {
         /// What the noise followed from.
         seed: u64,
     },
-    /// A text was written.
-    Written {
+    /// A sample text was generated.
+    #[serde(alias = "written")]
+    TextSample {
         /// Steps taken so far; 0 is the base alone.
         step: u64,
         /// What it begins with.
@@ -138,13 +141,17 @@ pub enum Event {
         text: String,
     },
     /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
-    Tightened(MemoryFallback),
+    #[serde(alias = "tightened")]
+    MemoryFallback(MemoryFallback),
     /// The GPU was lost: it is opened again, and the run begins again at its last checkpoint.
-    Lost(GpuLoss),
+    #[serde(alias = "lost")]
+    GpuLost(GpuLoss),
     /// The pace changed, or something about it is worth a word.
-    Paced(PaceChange),
+    #[serde(alias = "paced")]
+    Pace(PaceChange),
     /// How the machine felt at a moment.
-    Felt(MachineSnapshot),
+    #[serde(alias = "felt")]
+    Telemetry(MachineSnapshot),
     /// The adapter was written for another program, and proven to be read by its rules.
     Exported {
         /// The program.
@@ -165,6 +172,9 @@ pub enum Event {
 pub struct RunStart {
     /// Of hearth.
     pub version: String,
+    /// Of the names in this file: [`FORMAT`]. Files without it are of the first.
+    #[serde(default = "first_format")]
+    pub format: u32,
     /// The model's folder or file.
     pub base: String,
     /// What computes.
@@ -190,8 +200,8 @@ pub struct RunStart {
     /// What each phase takes at its peak.
     pub phases: Vec<PlannedPhase>,
     /// How the plan does it, in words.
-    #[serde(default)]
-    pub how: String,
+    #[serde(default, alias = "how")]
+    pub settings: String,
     /// Seconds of a step, as planned.
     #[serde(default)]
     pub step_secs: f64,
@@ -206,6 +216,29 @@ pub struct RunStart {
     /// Bytes that were read from files into the host's memory, and copied.
     #[serde(default)]
     pub loaded_staged_bytes: u64,
+}
+
+/// The version of the names of events, phases, warnings and their fields. Files of all versions are read.
+pub const FORMAT: u32 = 2;
+
+fn first_format() -> u32 {
+    1
+}
+
+/// A decision, whose cause had its tag under another name in files of the first format.
+fn decision<'de, D: Deserializer<'de>>(from: D) -> Result<PaceDecision, D::Error> {
+    let mut read = Map::<String, Value>::deserialize(from)?;
+    if let Some(Value::Object(cause)) = read.get_mut("cause") {
+        rename_tag(cause);
+    }
+    serde_json::from_value(Value::Object(read)).map_err(serde::de::Error::custom)
+}
+
+/// What a reason was called in files of the first format; Serde has no other names for tags.
+fn rename_tag(object: &mut Map<String, Value>) {
+    if let Some(reason) = object.remove("why") {
+        object.insert("reason".into(), reason);
+    }
 }
 
 /// Runs from before there were others were about images.
@@ -265,7 +298,8 @@ pub struct StepMetrics {
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// Of all gradients together, before they are clipped; none where it is not finite.
-    pub gradient_norm: Option<f64>,
+    #[serde(alias = "gradient_norm")]
+    pub grad_norm: Option<f64>,
     /// How far this step went.
     pub learning_rate: f64,
     /// What the loss was multiplied by for backward, in f16.
@@ -324,15 +358,16 @@ pub struct GpuLoss {
     /// Steps taken until then; those since the last checkpoint are taken again.
     pub step: u64,
     /// What was said of it.
-    pub said: String,
+    #[serde(alias = "said")]
+    pub message: String,
 }
 
 impl fmt::Display for GpuLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { step, said } = self;
+        let Self { step, message } = self;
         write!(
             f,
-            "the GPU was lost after step {step}: {said}; it is opened again, and the run goes on from its last \
+            "the GPU was lost after step {step}: {message}; it is opened again, and the run goes on from its last \
              checkpoint"
         )
     }
@@ -344,9 +379,10 @@ pub struct PaceChange {
     /// Steps taken so far.
     pub step: u64,
     /// The way of computing from here on.
-    pub how: BatchSettings,
+    #[serde(alias = "how")]
+    pub settings: BatchSettings,
     /// What was decided, and why.
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "decision")]
     pub decision: PaceDecision,
 }
 
@@ -355,7 +391,7 @@ impl fmt::Display for PaceChange {
         let PaceDecision { from, to, cause } = &self.decision;
         write!(f, "{cause}")?;
         if to.level != from.level {
-            write!(f, "; from here {}", self.how)?;
+            write!(f, "; from here {}", self.settings)?;
         }
         if to.duty != from.duty {
             write!(f, "; at {:.0} % of full pace", 100.0 * to.duty)?;
@@ -379,7 +415,7 @@ pub struct MachineSnapshot {
     pub duty: f64,
     /// What was read.
     #[serde(flatten)]
-    pub feel: Telemetry,
+    pub telemetry: Telemetry,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.
@@ -404,10 +440,85 @@ mod tests {
             )
         };
         let norm = |line: &str| match serde_json::from_str(line).unwrap() {
-            Event::Health { gradient_norm, skipped: 1, .. } => gradient_norm,
+            Event::Health { grad_norm, skipped: 1, .. } => grad_norm,
             other => panic!("{other:?}"),
         };
         assert_eq!(norm(&told("")), None);
+        assert_eq!(norm(&told(r#""grad_norm":0.5,"#)), Some(0.5));
         assert_eq!(norm(&told(r#""gradient_norm":0.5,"#)), Some(0.5));
+    }
+
+    /// Lines as the first format had them, and as the second has them.
+    const RENAMED: [(&str, &str); 11] = [
+        (
+            r#"{"event":"sample","step":1,"path":"a.png","prompt":"a","seed":7}"#,
+            r#"{"event":"image_sample","step":1,"path":"a.png","prompt":"a","seed":7}"#,
+        ),
+        (
+            r#"{"event":"written","step":1,"prompt":"a","text":"b","seed":7}"#,
+            r#"{"event":"text_sample","step":1,"prompt":"a","text":"b","seed":7}"#,
+        ),
+        (
+            r#"{"event":"tightened","step":1,"from":{"micro":2,"recompute":"none"},"to":{"micro":1,"recompute":"none"},"asked_bytes":3,"in_use_bytes":2,"limit_bytes":4}"#,
+            r#"{"event":"memory_fallback","step":1,"from":{"micro_batch":2,"recompute":"none"},"to":{"micro_batch":1,"recompute":"none"},"asked_bytes":3,"in_use_bytes":2,"limit_bytes":4}"#,
+        ),
+        (
+            r#"{"event":"lost","step":1,"said":"gone"}"#,
+            r#"{"event":"gpu_lost","step":1,"message":"gone"}"#,
+        ),
+        (
+            r#"{"event":"paced","step":1,"how":{"micro":1,"recompute":"none"},"from":{"rung":0,"duty":1.0,"is_paused":false},"to":{"rung":1,"duty":1.0,"is_paused":false},"cause":{"why":"slow_no_more","drift":1.25,"limit":1.5}}"#,
+            r#"{"event":"pace","step":1,"settings":{"micro_batch":1,"recompute":"none"},"from":{"level":0,"duty":1.0,"is_paused":false},"to":{"level":1,"duty":1.0,"is_paused":false},"cause":{"reason":"speed_recovered","drift":1.25,"limit":1.5}}"#,
+        ),
+        (
+            r#"{"event":"felt","step":1,"secs":1.0,"duty":1.0,"memory":null,"stalled":0.5,"level":"critical","heat":{"sensor":"cpu","celsius":80.0,"limit":null},"throttled":null,"watts":null,"on_battery":null}"#,
+            r#"{"event":"telemetry","step":1,"secs":1.0,"duty":1.0,"memory":null,"memory_stall":0.5,"pressure_level":"critical","temperature":{"sensor":"cpu","celsius":80.0,"limit":null},"throttled":null,"watts":null,"on_battery":null}"#,
+        ),
+        (
+            r#"{"event":"step","step":1,"loss":0.5,"gradient_norm":1.0,"learning_rate":1.0,"secs":1.0,"wait_secs":0.0,"peak_bytes":1}"#,
+            r#"{"event":"step","step":1,"loss":0.5,"grad_norm":1.0,"learning_rate":1.0,"secs":1.0,"wait_secs":0.0,"peak_bytes":1}"#,
+        ),
+        (
+            r#"{"event":"end","step":1,"why":"finished","secs":1.0,"peak_bytes":1}"#,
+            r#"{"event":"end","step":1,"reason":"finished","secs":1.0,"peak_bytes":1}"#,
+        ),
+        (
+            r#"{"event":"memory","phase":"pictures","planned_bytes":1,"peak_bytes":1}"#,
+            r#"{"event":"memory","phase":"images","planned_bytes":1,"peak_bytes":1}"#,
+        ),
+        (r#"{"event":"phase","name":"show"}"#, r#"{"event":"phase","name":"sample"}"#),
+        (
+            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"how":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
+            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"settings":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
+        ),
+    ];
+
+    #[test]
+    fn lines_of_the_first_format_are_read() {
+        for (old, new) in RENAMED {
+            let read = |line: &str| serde_json::from_str::<EventRecord>(line).unwrap();
+            assert_eq!(read(old), read(new), "{old}");
+            // As it is written today; times that were not there have their default.
+            if !new.contains("\"begin\"") {
+                assert_eq!(serde_json::to_string(&read(old)).unwrap(), new);
+            }
+        }
+        for (old, new) in [
+            ("loss_scattered\",\"steps\":1,\"spread\":1.0,\"mean\":1.0", "loss_unstable"),
+            (
+                "no_room_for_samples\",\"asked_bytes\":1,\"in_use_bytes\":1,\"limit_bytes\":1",
+                "no_memory_for_samples",
+            ),
+            ("checkpoint_passed_over\",\"problem\":\"broken", "checkpoint_skipped"),
+            ("diverged\",\"why\":\"grown\",\"now\":9.0,\"first\":1.0", "diverged"),
+        ] {
+            let end = if old.ends_with("broken") { "\"" } else { "" };
+            let line =
+                format!("{{\"event\":\"warning\",\"step\":1,\"text\":\"\",\"kind\":\"{old}{end}}}");
+            match serde_json::from_str(&line).unwrap() {
+                Event::Warning(warning) => assert_eq!(warning.kind.name(), new, "{line}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

@@ -24,7 +24,7 @@ pub enum Phase {
     /// The loss of a held-out sample of this size.
     Validate(String),
     /// Samples are made.
-    Show,
+    Sample,
     /// A text encoder, by its name; and whatever other versions of hearth have.
     Other(String),
 }
@@ -41,16 +41,20 @@ impl Phase {
     }
 }
 
-/// Names that stand for one phase. Files of before say `load the model`, which is read too.
+/// Names that stand for one phase.
 const NAMES: [(&str, Phase); 6] = [
     ("open", Phase::Open),
     ("checksums", Phase::Checksums),
     ("images", Phase::Images),
     ("texts", Phase::Tokens),
     ("load", Phase::Load),
-    ("show", Phase::Show),
+    ("sample", Phase::Sample),
 ];
-const LOAD_BEFORE: &str = "load the model";
+
+/// The same in files of before.
+const NAMES_BEFORE: [(&str, Phase); 3] =
+    [("pictures", Phase::Images), ("load the model", Phase::Load), ("show", Phase::Sample)];
+
 const TRAIN: &str = "train";
 const VALIDATE: &str = "validate";
 
@@ -74,12 +78,11 @@ impl fmt::Display for Phase {
 
 impl From<&str> for Phase {
     fn from(name: &str) -> Self {
-        if let Some((_, phase)) = NAMES.iter().find(|(of, _)| *of == name) {
+        if let Some((_, phase)) = NAMES.iter().chain(&NAMES_BEFORE).find(|(of, _)| *of == name) {
             return phase.clone();
         }
         let (first, size) = name.split_once(' ').unwrap_or((name, ""));
         match first {
-            _ if name == LOAD_BEFORE => Self::Load,
             TRAIN => Self::train(size),
             VALIDATE => Self::validate(size),
             _ => Self::Other(name.into()),
@@ -120,7 +123,9 @@ mod tests {
             let text = serde_json::to_string(&phase).unwrap();
             assert_eq!(serde_json::from_str::<Phase>(&text).unwrap(), phase, "{text}");
         }
-        assert_eq!(Phase::from("load the model"), Phase::Load);
+        for (name, phase) in NAMES_BEFORE {
+            assert_eq!(Phase::from(name), phase);
+        }
         assert_eq!(Phase::from("trained").to_string(), "trained");
     }
 }

@@ -85,10 +85,10 @@ impl<'a> EventSink<'a> {
         let step = self.state().step;
         self.emit(if error.is_cancelled() {
             let secs = self.begun.elapsed().as_secs_f64();
-            let why = EndReason::Interrupted;
+            let reason = EndReason::Interrupted;
             Event::End(RunEnd {
                 step,
-                why,
+                reason,
                 secs,
                 peak_bytes: 0,
                 energy: None,
@@ -180,7 +180,7 @@ mod tests {
         assert!(failed.hint.contains("learning_rate"), "{failed:?}");
         let stopped = last(weights::WeightsError::Cancelled.into());
         assert!(
-            matches!(stopped, Event::End(RunEnd { why: EndReason::Interrupted, .. })),
+            matches!(stopped, Event::End(RunEnd { reason: EndReason::Interrupted, .. })),
             "{stopped:?}"
         );
     }

@@ -44,7 +44,7 @@ impl History {
             return Some(RunState::Running { phase, step });
         }
         match self.ending() {
-            Some(Ending::End(end)) => Some(RunState::Ended(end.why)),
+            Some(Ending::End(end)) => Some(RunState::Ended(end.reason)),
             Some(Ending::Failed(failed)) => Some(RunState::Failed(failed.clone())),
             Some(Ending::Lost(_)) | None => self.is_any().then_some(RunState::Killed { step }),
         }
@@ -61,7 +61,7 @@ mod tests {
 
     const OPEN: &str = r#"{"event":"phase","name":"open","time":1.0}"#;
     const LOAD: &str = r#"{"event":"phase","name":"load","time":2.0}"#;
-    const STEP: &str = r#"{"event":"step","step":3,"loss":0.5,"gradient_norm":1.0,"learning_rate":1.0,
+    const STEP: &str = r#"{"event":"step","step":3,"loss":0.5,"grad_norm":1.0,"learning_rate":1.0,
         "secs":1.0,"wait_secs":0.0,"peak_bytes":1,"time":4.0}"#;
     const LOST: &str = r#"{"event":"lost","step":3,"said":"gone","time":5.0}"#;
     const FINISHED: &str = r#"{"event":"end","step":3,"why":"finished","secs":1.0,"peak_bytes":1}"#;

@@ -7,7 +7,7 @@ use machine::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::null_is_nan;
+use super::{null_is_nan, rename_tag};
 
 /// Something to look at; the run goes on.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,8 @@ pub enum WarningKind {
         before: f64,
     },
     /// The loss of a step says little about that of the next.
-    LossScattered {
+    #[serde(alias = "loss_scattered")]
+    LossUnstable {
         /// Steps that were looked at.
         steps: usize,
         /// Standard deviation of their losses, but for what is a trend.
@@ -87,7 +88,8 @@ pub enum WarningKind {
         learning_rate: f64,
     },
     /// There is no room to make samples.
-    NoRoomForSamples {
+    #[serde(alias = "no_room_for_samples")]
+    NoMemoryForSamples {
         /// Bytes that there was no room for.
         asked_bytes: usize,
         /// Bytes that were taken then.
@@ -96,7 +98,8 @@ pub enum WarningKind {
         limit_bytes: usize,
     },
     /// A checkpoint is broken: the run goes on from the one before.
-    CheckpointPassedOver {
+    #[serde(alias = "checkpoint_passed_over")]
+    CheckpointSkipped {
         /// What is wrong with it.
         problem: String,
     },
@@ -126,7 +129,7 @@ pub enum WarningKind {
 
 /// Why what came of a run is of no use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "why", rename_all = "snake_case")]
+#[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Divergence {
     /// The last loss is not finite.
     Loss,
@@ -136,7 +139,8 @@ pub enum Divergence {
         steps: u32,
     },
     /// The loss is many times what it was.
-    Grown {
+    #[serde(alias = "grown")]
+    LossGrown {
         /// At the end.
         now: f64,
         /// Of the first step.
@@ -177,7 +181,7 @@ impl WarningKind {
     pub fn name(&self) -> &'static str {
         match self {
             Self::LossRising { .. } => "loss_rising",
-            Self::LossScattered { .. } => "loss_scattered",
+            Self::LossUnstable { .. } => "loss_unstable",
             Self::GradientsExploding { .. } => "gradients_exploding",
             Self::GradientsVanished { .. } => "gradients_vanished",
             Self::StepsSkipped { .. } => "steps_skipped",
@@ -185,8 +189,8 @@ impl WarningKind {
             Self::Diverged(_) => "diverged",
             Self::LayersWithoutGradient { .. } => "layers_without_gradient",
             Self::RateLowered { .. } => "rate_lowered",
-            Self::NoRoomForSamples { .. } => "no_room_for_samples",
-            Self::CheckpointPassedOver { .. } => "checkpoint_passed_over",
+            Self::NoMemoryForSamples { .. } => "no_memory_for_samples",
+            Self::CheckpointSkipped { .. } => "checkpoint_skipped",
             Self::SettingChanged(_) => "setting_changed",
             Self::SequencesTooLong { .. } => "sequences_too_long",
             Self::Data { .. } => "data",
@@ -200,7 +204,7 @@ impl WarningKind {
             Self::LossRising { .. } => {
                 "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup_steps"
             }
-            Self::LossScattered { .. } => {
+            Self::LossUnstable { .. } => {
                 "a larger train.batch_size or train.gradient_accumulation evens it out; if images are as they \
                  should be, a lower optimizer.learning_rate"
             }
@@ -229,13 +233,13 @@ impl WarningKind {
                 ));
             }
             Self::RateLowered { .. } => "train.stop_after_plateau ends a run that learns no more",
-            Self::NoRoomForSamples { .. } => {
+            Self::NoMemoryForSamples { .. } => {
                 "a smaller sample, or a higher --limit; what is learnt is the same"
             }
             Self::SequencesTooLong { made_for, .. } => {
                 return Some(format!("text.length = {made_for} shows it what it knows"));
             }
-            Self::CheckpointPassedOver { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
+            Self::CheckpointSkipped { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
                 return None;
             }
             Self::Other { hint, .. } => return hint.clone(),
@@ -252,7 +256,7 @@ impl fmt::Display for WarningKind {
                 "the loss rises: mean of the last {steps} steps {now:.4}, of the {steps} before \
                  {before:.4}"
             ),
-            Self::LossScattered { steps, spread, mean } => write!(
+            Self::LossUnstable { steps, spread, mean } => write!(
                 f,
                 "the loss scatters: deviation of the last {steps} steps {spread:.4}, mean {mean:.4}"
             ),
@@ -283,7 +287,7 @@ impl fmt::Display for WarningKind {
                 f,
                 "the loss does not fall: the learning rate is {learning_rate:.2e} from here"
             ),
-            Self::NoRoomForSamples { asked_bytes, in_use_bytes, limit_bytes } => {
+            Self::NoMemoryForSamples { asked_bytes, in_use_bytes, limit_bytes } => {
                 let [asked, in_use, limit] =
                     [asked_bytes, in_use_bytes, limit_bytes].map(|bytes| Bytes(*bytes as u64));
                 write!(
@@ -292,7 +296,7 @@ impl fmt::Display for WarningKind {
                      {limit}"
                 )
             }
-            Self::CheckpointPassedOver { problem } => {
+            Self::CheckpointSkipped { problem } => {
                 write!(f, "checkpoint passed over: {problem}")
             }
             Self::SettingChanged(changed) => write!(f, "{changed} from here on"),
@@ -315,7 +319,7 @@ impl fmt::Display for Divergence {
             Self::Skipped { steps } => {
                 write!(f, "the last {steps} steps changed nothing, since a gradient was not finite")
             }
-            Self::Grown { now, first } => {
+            Self::LossGrown { now, first } => {
                 write!(f, "the loss was {first:.4} in the first step and is {now:.4} at the end")
             }
             Self::Weight { tensor, value, largest } => {
@@ -354,7 +358,8 @@ impl<'de> Deserialize<'de> for Warning {
             #[serde(flatten)]
             kind: Map<String, Value>,
         }
-        let Read { step, text, hint, kind } = Read::deserialize(from)?;
+        let Read { step, text, hint, mut kind } = Read::deserialize(from)?;
+        rename_tag(&mut kind);
         // Files of before have no kind, and those of later versions may have others.
         let known = serde_json::from_value(Value::Object(kind));
         Ok(Self { step, kind: known.unwrap_or(WarningKind::Other { text, hint }) })
@@ -372,20 +377,20 @@ mod tests {
         let layers = vec!["a".to_owned(), "b".into(), "c".into(), "d".into()];
         vec![
             WarningKind::LossRising { steps: 50, now: 2.0, before: 1.0 },
-            WarningKind::LossScattered { steps: 100, spread: 2.0, mean: 1.0 },
+            WarningKind::LossUnstable { steps: 100, spread: 2.0, mean: 1.0 },
             WarningKind::GradientsExploding { steps: 5, of: 20, times: 10.0, usual: 1.0 },
             WarningKind::GradientsVanished { steps: 100, largest: 1e-9, first: 1.0 },
             WarningKind::StepsSkipped { steps: 3 },
             WarningKind::NotFinite { steps: 25 },
             WarningKind::Diverged(Divergence::Loss),
             WarningKind::Diverged(Divergence::Skipped { steps: 3 }),
-            WarningKind::Diverged(Divergence::Grown { now: 9.0, first: 0.5 }),
+            WarningKind::Diverged(Divergence::LossGrown { now: 9.0, first: 0.5 }),
             WarningKind::Diverged(weight),
             WarningKind::LayersWithoutGradient { layers: layers.clone(), of: 9, is_full: false },
             WarningKind::LayersWithoutGradient { layers, of: 9, is_full: true },
             WarningKind::RateLowered { learning_rate: 1e-5 },
-            WarningKind::NoRoomForSamples { asked_bytes: 3, in_use_bytes: 2, limit_bytes: 4 },
-            WarningKind::CheckpointPassedOver { problem: "broken".into() },
+            WarningKind::NoMemoryForSamples { asked_bytes: 3, in_use_bytes: 2, limit_bytes: 4 },
+            WarningKind::CheckpointSkipped { problem: "broken".into() },
             WarningKind::SettingChanged(changed),
             WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },
             WarningKind::Data { problem: "no caption".into() },

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
     best: Option<f64>,
-    n_without: u64,
+    #[serde(alias = "n_without")]
+    n_bad: u64,
 }
 
 /// A loss must be lower by this share to count as progress. Taken: `threshold` of PyTorch's
@@ -18,21 +19,21 @@ impl Plateau {
     pub fn observe(&mut self, loss: f64) -> u64 {
         // NaN is no progress.
         if self.best.is_none_or(|best| loss < best * (1.0 - PROGRESS)) && loss.is_finite() {
-            *self = Self { best: Some(loss), n_without: 0 };
+            *self = Self { best: Some(loss), n_bad: 0 };
         } else {
-            self.n_without += 1;
+            self.n_bad += 1;
         }
-        self.n_without
+        self.n_bad
     }
 
     /// Measurements without progress.
     pub fn n_without(&self) -> u64 {
-        self.n_without
+        self.n_bad
     }
 
     /// Counts anew from the best so far.
     pub fn restart(&mut self) {
-        self.n_without = 0;
+        self.n_bad = 0;
     }
 }
 

@@ -38,8 +38,9 @@ pub(super) fn batch_options(config: &RunConfig) -> Vec<BatchSettings> {
     } else {
         vec![config.train.recompute]
     };
-    let with =
-        |recompute| micros.iter().map(move |micro| BatchSettings { micro: *micro, recompute });
+    let with = |recompute| {
+        micros.iter().map(move |micro| BatchSettings { micro_batch: *micro, recompute })
+    };
     recomputes.into_iter().flat_map(with).collect()
 }
 
@@ -107,10 +108,10 @@ mod tests {
     fn keys_that_were_not_set_are_chosen() {
         let config = job(&["train.batch_size=6"]);
         let all = batch_options(&config);
-        let micros: Vec<_> = all.iter().take(4).map(|settings| settings.micro).collect();
+        let micros: Vec<_> = all.iter().take(4).map(|settings| settings.micro_batch).collect();
         assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
-        assert_eq!(all[0], BatchSettings { micro: 6, recompute: Recompute::None });
-        assert_eq!(all[15], BatchSettings { micro: 1, recompute: Recompute::Block });
+        assert_eq!(all[0], BatchSettings { micro_batch: 6, recompute: Recompute::None });
+        assert_eq!(all[15], BatchSettings { micro_batch: 1, recompute: Recompute::Block });
         assert_eq!((precisions(&config).len(), encoder_formats(&config).len()), (6, 3));
     }
 
@@ -127,7 +128,7 @@ mod tests {
         let config = job(&typed);
         assert_eq!(
             batch_options(&config),
-            [BatchSettings { micro: 3, recompute: Recompute::None }]
+            [BatchSettings { micro_batch: 3, recompute: Recompute::None }]
         );
         let only = Precisions { quantise: None, optimizer: OptimizerKind::AdamW8bit };
         assert_eq!(precisions(&config), [only]);

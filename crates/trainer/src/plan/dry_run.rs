@@ -101,7 +101,7 @@ impl<T: Task> DryRun<'_, T> {
         for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
             let (device, session) = self.session()?;
             let cost = self.task.dry_run_samples(&device, session.trainable_model(), tiling)?;
-            let phase = PlannedPhase { name: Phase::Show, peak_bytes: device.usage().extent };
+            let phase = PlannedPhase { name: Phase::Sample, peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
             estimate = SampleEstimate { tiling, phase: Some(phase), cost };
             if fits {
@@ -183,7 +183,8 @@ impl<T: Task> DryRun<'_, T> {
     /// The memory over a step in the largest size.
     pub fn recorded_step(&self) -> Result<MemoryRecording> {
         let (device, mut session) = self.session()?;
-        let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
+        let BatchSettings { micro_batch: micro, recompute } =
+            BatchSettings::from_config(self.config);
         device.reset_peak();
         device.start_recording();
         if let Some((size, shown)) = self.largest_size() {
@@ -221,7 +222,8 @@ impl<T: Task> DryRun<'_, T> {
         size: T::Size,
         shown: usize,
     ) -> Result<Vec<(usize, WorkStats)>> {
-        let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
+        let BatchSettings { micro_batch: micro, recompute } =
+            BatchSettings::from_config(self.config);
         let mut works = Vec::new();
         for (n, times) in micro_batches(self.config.train.batch_size, micro, shown) {
             let once = || self.micro_batch(session, size, n, recompute);

@@ -171,11 +171,12 @@ pub fn memory_levels<T: Task>(
 ) -> Result<Vec<MemoryLevel>> {
     let first = BatchSettings::from_config(job.config);
     // A micro-batch is not larger than the batch.
-    let first = BatchSettings { micro: first.micro.min(job.config.train.batch_size), ..first };
+    let first =
+        BatchSettings { micro_batch: first.micro_batch.min(job.config.train.batch_size), ..first };
     let mut levels = Vec::new();
     for settings in std::iter::successors(Some(first), |settings| settings.with_less_memory()) {
         let choice = PlanChoice {
-            micro_batch: settings.micro,
+            micro_batch: settings.micro_batch,
             recompute: settings.recompute,
             ..PlanChoice::from_config(job.config)
         };
@@ -329,7 +330,9 @@ impl<'a, T: Task> PlanSearch<'a, T> {
         let offloaded = self.offloaded_bytes(&self.job.config.with_choice(&choice))?;
         let limit = self.budget.limit_bytes.saturating_sub(self.beside_arena_bytes(offloaded));
         // From the smallest up: where that does not fit, nothing does.
-        for BatchSettings { micro, recompute } in batch_options(self.job.config).into_iter().rev() {
+        for BatchSettings { micro_batch: micro, recompute } in
+            batch_options(self.job.config).into_iter().rev()
+        {
             let choice = PlanChoice { micro_batch: micro, recompute, ..choice };
             let step =
                 self.dry_run(&self.job.config.with_choice(&choice)).step(self.budget.rates)?;

@@ -143,7 +143,7 @@ fn smallest(config: &RunConfig, budget: DeviceBudget<'_>) -> RunConfig {
     let is_free = |key| config.is_free(key);
     let mut choice = PlanChoice::from_config(config);
     if let Some(settings) = batch_options(config).last() {
-        (choice.micro_batch, choice.recompute) = (settings.micro, settings.recompute);
+        (choice.micro_batch, choice.recompute) = (settings.micro_batch, settings.recompute);
     }
     if let Some(offload) = offloads(config, budget).last() {
         choice.offload = *offload;

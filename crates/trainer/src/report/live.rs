@@ -38,8 +38,8 @@ impl LiveReport {
             event,
             Event::Step(_)
                 | Event::Validation { .. }
-                | Event::Sample { .. }
-                | Event::Written { .. }
+                | Event::ImageSample { .. }
+                | Event::TextSample { .. }
                 | Event::Checkpoint { .. }
         );
         if let Some(wake) = self.wake.as_ref().filter(|_| is_shown) {

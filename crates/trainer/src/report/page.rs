@@ -199,7 +199,7 @@ fn curves(history: &History, figures: &RunFigures) -> String {
             PlotSeries::new("held out", 2, SeriesStyle::Beads, validation),
         ],
     );
-    let gradient = of(|step| step.gradient_norm.unwrap_or(f64::NAN));
+    let gradient = of(|step| step.grad_norm.unwrap_or(f64::NAN));
     let small = [
         plot(
             "Learning rate",
@@ -298,11 +298,11 @@ fn machine(history: &History) -> String {
         history.snapshots.iter().filter_map(move |(at, felt)| Some((unit * at, get(felt)?)))
     };
     let share = |of: fn(ProcessMemory) -> f64| {
-        let of = move |felt: &MachineSnapshot| Some(of(felt.feel.memory?) / GIB);
+        let of = move |felt: &MachineSnapshot| Some(of(felt.telemetry.memory?) / GIB);
         history.snapshots.iter().filter_map(move |(at, felt)| Some((unit * at, of(felt)?)))
     };
-    let limit = |felt: &MachineSnapshot| felt.feel.heat.as_ref()?.limit;
-    let celsius = |felt: &MachineSnapshot| Some(felt.feel.heat.as_ref()?.celsius);
+    let limit = |felt: &MachineSnapshot| felt.telemetry.temperature.as_ref()?.limit;
+    let celsius = |felt: &MachineSnapshot| Some(felt.telemetry.temperature.as_ref()?.celsius);
     let over = |title, series: &[PlotSeries]| plot_over(along, title, true, series);
     let plots = [
         over(
@@ -335,7 +335,7 @@ fn machine(history: &History) -> String {
         ),
         over(
             "Power, W",
-            &[PlotSeries::new("drawn", 1, SeriesStyle::Line, of(|felt| felt.feel.watts))],
+            &[PlotSeries::new("drawn", 1, SeriesStyle::Line, of(|felt| felt.telemetry.watts))],
         ),
     ]
     .concat();

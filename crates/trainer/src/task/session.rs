@@ -7,7 +7,7 @@ use std::path::Path;
 
 use compute::ops::{AdamW, GradClip, global_norm};
 use compute::{Device, Gradients, ParamKey, Tape, Tensor, Var};
-use weights::BytesDoneFn;
+use weights::{BytesDoneFn, Catalog, TensorInfo};
 
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
@@ -23,7 +23,16 @@ use crate::optim::{Ema, Optimizer};
 
 /// How a checkpoint calls parameters and their EMA; an index follows.
 pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
-pub(crate) const EMA_PREFIX: &str = "average.";
+pub(crate) const EMA_PREFIX: &str = "ema.";
+/// The same in checkpoints of the first version.
+const EMA_PREFIX_BEFORE: &str = "average.";
+
+/// A tensor of a checkpoint by its name of today.
+pub(crate) fn find_saved<'a>(catalog: &'a Catalog, name: &str) -> Result<&'a TensorInfo> {
+    let before = name.strip_prefix(EMA_PREFIX).map(|rest| format!("{EMA_PREFIX_BEFORE}{rest}"));
+    let before = before.and_then(|before| catalog.find(&before).ok());
+    Ok(before.map_or_else(|| catalog.find(name), Ok)?)
+}
 
 /// The parts of a step, as recordings of memory name them.
 const FORWARD: &str = "forward";
@@ -189,7 +198,7 @@ impl<'a, T: Task> Session<'a, T> {
     }
 
     /// The norm of the gradients, which are `scale` times the true ones.
-    pub fn gradient_norm(&self, scale: f64) -> Result<GradientNorm> {
+    pub fn grad_norm(&self, scale: f64) -> Result<GradientNorm> {
         self.device.mark(UPDATE);
         let n_params = self.adapters.params.values().len();
         let tensor = global_norm(&self.gradients.all(n_params), &self.device)?;
@@ -224,7 +233,7 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// [`Self::gradient_norm`] and [`Self::apply`] in one.
     pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<()> {
-        let norm = self.gradient_norm(scale)?;
+        let norm = self.grad_norm(scale)?;
         self.apply(&norm, rate, applied)
     }
 

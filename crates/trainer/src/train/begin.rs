@@ -8,7 +8,9 @@ use super::pacing::Pacing;
 use super::run::TrainingRun;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, Phase, ProgressUnit, RepeatedTime, RunStart, TimeEstimate, Warning};
+use crate::event::{
+    Event, FORMAT, Phase, ProgressUnit, RepeatedTime, RunStart, TimeEstimate, Warning,
+};
 use crate::task::session::Session;
 use crate::task::traits::{DataLoader, Task};
 
@@ -43,6 +45,7 @@ pub(super) fn begin<'a, D: DataLoader>(
         version: env!("CARGO_PKG_VERSION").into(),
         base: config.base.path.display().to_string(),
         engine: device_setup.name.clone(),
+        format: FORMAT,
         from_step: progress.step,
         steps: total_steps,
         unit: config.data.sample_noun().into(),
@@ -52,7 +55,7 @@ pub(super) fn begin<'a, D: DataLoader>(
         parameters: session.n_parameters(),
         samples_per_step: config.train.batch_size * config.train.gradient_accumulation,
         phases: plan.phases.clone(),
-        how: plan.choice.to_string(),
+        settings: plan.choice.to_string(),
         step_secs: plan.step_secs,
         times: TimeEstimate {
             steps: RepeatedTime { times: total_steps, ..plan.times.steps },

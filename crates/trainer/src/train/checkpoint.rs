@@ -37,12 +37,12 @@ use crate::event::{self, WarningKind};
 use crate::model::adapter::read::{PROGRESS, STATE};
 use crate::model::files::{UploadTarget, file_dtype, save_tensors};
 use crate::optim::Plateau;
-use crate::task::session::Session;
+use crate::task::session::{Session, find_saved};
 use crate::task::traits::Task;
 
 const FOLDER: &str = "checkpoints";
-/// Grows when older checkpoints cannot be read any more.
-const VERSION: u32 = 1;
+/// Of what is written. Version 1 had other names, which are still read; any other is refused.
+const VERSION: u32 = 2;
 
 /// The state of a run, but for its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,14 +54,15 @@ pub struct TrainProgress {
     /// Batches seen.
     pub batches: u64,
     /// Whether validation and samples of the last step are still to be done.
-    #[serde(default)]
-    pub is_look_due: bool,
+    #[serde(default, alias = "is_look_due")]
+    pub is_evaluation_due: bool,
     /// Seconds spent.
     pub secs: f64,
     /// In f16.
     pub loss_scale: Option<LossScale>,
     /// The plateau schedule, and how often it lowered the learning rate.
-    pub rate: (Plateau, u32),
+    #[serde(alias = "rate")]
+    pub lr_plateau: (Plateau, u32),
     /// Early stopping.
     pub patience: Plateau,
     /// Losses and gradient norms for warnings.
@@ -70,8 +71,8 @@ pub struct TrainProgress {
     #[serde(default)]
     pub best: Option<BestValidation>,
     /// The checkpoint that was saved for its held-out loss alone; it does not count among the latest.
-    #[serde(default)]
-    pub extra: Option<u64>,
+    #[serde(default, alias = "extra")]
+    pub best_only: Option<u64>,
 }
 
 /// A held-out loss.
@@ -103,7 +104,7 @@ impl TrainProgress {
         if !self.is_best() {
             return None;
         }
-        let before = mem::replace(&mut self.extra, is_extra.then_some(self.step));
+        let before = mem::replace(&mut self.best_only, is_extra.then_some(self.step));
         before.filter(|step| *step < self.step)
     }
 }
@@ -219,7 +220,7 @@ impl Checkpoints {
                     return Ok(Some(metadata.progress));
                 }
                 Err(error) => {
-                    warn(WarningKind::CheckpointPassedOver { problem: error.to_string() });
+                    warn(WarningKind::CheckpointSkipped { problem: error.to_string() });
                     latest_error.get_or_insert(error);
                 }
             }
@@ -231,7 +232,7 @@ impl Checkpoints {
     /// alone. Later checkpoints are damaged, or the run would have resumed there; they are removed.
     pub fn remove_old(&self, progress: &TrainProgress, replaced: Option<u64>) -> Result<()> {
         let best = progress.best.filter(|_| self.keeps_best).map(|best| best.step);
-        let extra = progress.extra.filter(|_| self.keeps_best);
+        let extra = progress.best_only.filter(|_| self.keeps_best);
         let is_counted =
             |step: u64| step <= progress.step && ![extra, replaced].contains(&Some(step));
         let steps = self.steps();
@@ -263,8 +264,8 @@ fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
     let wrong = |problem: String| TrainerError::Checkpoint { problem, path: folder.into() };
     let metadata: CheckpointMetadata =
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if metadata.version != VERSION {
-        return Err(wrong(format!("it has version {}, expected {VERSION}", metadata.version)));
+    if !(1..=VERSION).contains(&metadata.version) {
+        return Err(wrong(format!("it has version {}, expected 1 to {VERSION}", metadata.version)));
     }
     let found = weights::checksum::checksum(&folder.join(STATE), &|_| true)?.to_hex().to_string();
     if found != metadata.checksum {
@@ -279,7 +280,7 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
     let (mut found_all, mut into_all) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors {
         let (dtype, bytes) = (file_dtype(tensor.dtype()), tensor.bytes() as u64);
-        let found = catalog.find(&name)?;
+        let found = find_saved(&catalog, &name)?;
         if found.numel() * dtype.bytes() != bytes {
             let n_expected = bytes / dtype.bytes();
             let problem = format!("{name} has {} values, expected {n_expected}", found.numel());
@@ -347,10 +348,28 @@ mod tests {
     #[test]
     fn progress_without_newer_fields_is_read() {
         let mut page = serde_json::to_value(TrainProgress::default()).unwrap();
-        for key in ["best", "extra"] {
+        for key in ["best", "best_only"] {
             page.as_object_mut().unwrap().remove(key).unwrap();
         }
         let progress: TrainProgress = serde_json::from_value(page).unwrap();
         assert_eq!(progress, TrainProgress::default());
+        let today = TrainProgress {
+            is_evaluation_due: true,
+            lr_plateau: (Plateau::default(), 3),
+            best_only: Some(5),
+            ..TrainProgress::default()
+        };
+        let mut text = serde_json::to_string(&today).unwrap();
+        for (now, before) in [
+            ("is_evaluation_due", "is_look_due"),
+            ("lr_plateau", "rate"),
+            ("n_bad", "n_without"),
+            ("best_only", "extra"),
+            ("warned", "told"),
+        ] {
+            assert!(text.contains(&format!("\"{now}\":")), "{now} is not in {text}");
+            text = text.replace(&format!("\"{now}\":"), &format!("\"{before}\":"));
+        }
+        assert_eq!(serde_json::from_str::<TrainProgress>(&text).unwrap(), today);
     }
 }

@@ -105,7 +105,7 @@ impl MeteredDevice {
             if times > MAX_GPU_LOSSES {
                 return Err(TrainerError::GpuLost { step, times, said });
             }
-            events.emit(Event::Lost(GpuLoss { step, said }))?;
+            events.emit(Event::GpuLost(GpuLoss { step, message: said }))?;
             // Its memory is freed before it is allocated again.
             drop(self);
             self = Self::open(setup.device_setup, setup.plan)?;
@@ -211,7 +211,7 @@ save_every = 2
         let (mut lost, mut begun) = (Vec::new(), Vec::new());
         for (event, _) in events {
             match event {
-                Event::Lost(GpuLoss { step, .. }) => lost.push(*step),
+                Event::GpuLost(GpuLoss { step, .. }) => lost.push(*step),
                 Event::Begin(RunStart { from_step, .. }) => begun.push(*from_step),
                 _ => {}
             }

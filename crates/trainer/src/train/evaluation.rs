@@ -25,7 +25,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         if is_due(config.data.sample_every(), step) || (is_last || step == 0) {
             self.write_samples()?;
         }
-        self.progress.is_look_due = false;
+        self.progress.is_evaluation_due = false;
         Ok(())
     }
 
@@ -59,7 +59,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Lowers the learning rate where the loss has stopped falling, if the schedule asks for it.
     fn lower_rate(&mut self, loss: f64) -> Result<()> {
-        let (plateau, lowered) = &mut self.progress.rate;
+        let (plateau, lowered) = &mut self.progress.lr_plateau;
         if self.config.optimizer.lr_scheduler != LrSchedule::Plateau
             || plateau.observe(loss) < schedule::PATIENCE
         {
@@ -72,7 +72,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     }
 
     fn write_samples(&mut self) -> Result<()> {
-        self.meter.begin(Phase::Show);
+        self.meter.begin(Phase::Sample);
         let Self { session, device, loader, folder, progress, events, .. } = self;
         let step = progress.step;
         let should_continue = || events.should_continue();
@@ -100,6 +100,6 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         if std::mem::replace(&mut self.is_sampling_warned, true) {
             return Ok(());
         }
-        self.warn(WarningKind::NoRoomForSamples { asked_bytes, in_use_bytes, limit_bytes })
+        self.warn(WarningKind::NoMemoryForSamples { asked_bytes, in_use_bytes, limit_bytes })
     }
 }

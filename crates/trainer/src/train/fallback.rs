@@ -38,6 +38,6 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         };
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
         let fallback = MemoryFallback { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
-        self.events.emit(Event::Tightened(fallback))
+        self.events.emit(Event::MemoryFallback(fallback))
     }
 }

@@ -17,7 +17,7 @@ use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::files;
 use crate::model::llama::language_model::LanguageModel;
-use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX};
+use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX, find_saved};
 use crate::train::folder::{CONFIG, INITIAL};
 use crate::train::language::LanguagePipeline;
 
@@ -127,8 +127,8 @@ impl FullCheckpoint {
 /// A checkpoint's parameters by the model's names: their EMA where there is one, as in the export at the end.
 fn names(catalog: &Catalog) -> HashMap<String, String> {
     let stored = |parameter: &String| {
-        let ema = parameter.replacen(PARAMETER_PREFIX, EMA_PREFIX, 1);
-        if catalog.find(&ema).is_ok() { ema } else { parameter.clone() }
+        let ema = find_saved(catalog, &parameter.replacen(PARAMETER_PREFIX, EMA_PREFIX, 1));
+        ema.map_or_else(|_| parameter.clone(), |ema| ema.name.clone())
     };
     let named = catalog.metadata.iter().filter(|(stored, _)| stored.starts_with(PARAMETER_PREFIX));
     named.map(|(parameter, name)| (name.clone(), stored(parameter))).collect()

@@ -94,15 +94,15 @@ pub struct Health {
     /// ... and at the end.
     n_skipped_now: u32,
     /// What was said, with the steps after which it is over unless it is found again.
-    #[serde(default)]
-    told: BTreeMap<String, usize>,
+    #[serde(default, alias = "told")]
+    warned: BTreeMap<String, usize>,
 }
 
 impl Health {
     /// Takes in a step; returns new warnings.
     pub fn observe(&mut self, step: &StepMetrics) -> Vec<WarningKind> {
         self.remember(step);
-        self.told.retain(|_, left| {
+        self.warned.retain(|_, left| {
             *left -= 1;
             *left > 0
         });
@@ -117,7 +117,7 @@ impl Health {
         let mut new: Vec<WarningKind> = found.into_iter().flatten().collect();
         // All of them are remembered, also those that are not new.
         new.retain(|kind| {
-            let was_told = self.told.insert(kind.name().into(), WINDOW).is_some();
+            let was_told = self.warned.insert(kind.name().into(), WINDOW).is_some();
             !was_told || is_fatal(kind)
         });
         new
@@ -125,7 +125,7 @@ impl Health {
 
     fn remember(&mut self, step: &StepMetrics) {
         self.is_loss_lost = !step.loss.is_finite();
-        let Some(norm) = step.gradient_norm.filter(|_| step.loss.is_finite()) else {
+        let Some(norm) = step.grad_norm.filter(|_| step.loss.is_finite()) else {
             self.n_skipped += 1;
             self.n_skipped_now += 1;
             return;
@@ -135,7 +135,7 @@ impl Health {
         push(&mut self.losses, step.loss, 2 * WINDOW);
         push(&mut self.norms, norm, WINDOW + RECENT);
         if self.first_norm.is_none() {
-            self.first_norm = self.gradient_norm();
+            self.first_norm = self.grad_norm();
         }
     }
 
@@ -159,7 +159,7 @@ impl Health {
         // A difference has the variance of both.
         let spread = (squares.sum::<f64>() / (2 * (losses.len() - 1)) as f64).sqrt();
         let mean = LossWindow::of(&losses).mean;
-        (spread > SCATTERED * mean).then_some(WarningKind::LossScattered {
+        (spread > SCATTERED * mean).then_some(WarningKind::LossUnstable {
             steps: WINDOW,
             spread,
             mean,
@@ -215,7 +215,7 @@ impl Health {
             0..SEVERAL => (ends.fold(f64::INFINITY, f64::min), DIVERGED_FACTOR_FEW),
             _ => (median(ends), DIVERGED_FACTOR),
         };
-        (now > grown * first.max(ZERO_LOSS)).then_some(Divergence::Grown { now, first })
+        (now > grown * first.max(ZERO_LOSS)).then_some(Divergence::LossGrown { now, first })
     }
 
     /// Steps whose gradient was not finite.
@@ -224,7 +224,7 @@ impl Health {
     }
 
     /// Median norm of the last window's gradients.
-    pub fn gradient_norm(&self) -> Option<f64> {
+    pub fn grad_norm(&self) -> Option<f64> {
         last(&self.norms, WINDOW).map(median)
     }
 

@@ -101,7 +101,7 @@ fn train_into(
     let figures = RunFigures::of(&History::open(&folder.path)?);
     let end = RunEnd { loss: figures.and_then(|figures| figures.final_loss), ..end };
     events.emit(Event::End(end.clone()))?;
-    if end.why.is_done() && config.adapter.kind != AdapterKind::Full {
+    if end.reason.is_done() && config.adapter.kind != AdapterKind::Full {
         card::write(&folder.path, config)?;
     }
     Ok(end)
@@ -121,7 +121,7 @@ fn train_images(
     let setup = planned.setup(device_setup);
     // The trained weights are on the host: the arena is freed by then.
     let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.why.is_done() {
+    if end.reason.is_done() {
         diffusion::write_result(&planned.config, &mut pipeline, trained, folder, events)?;
     }
     Ok(end)
@@ -142,7 +142,7 @@ fn train_texts(
     let setup = planned.setup(device_setup);
     let device = MeteredDevice::open(device_setup, &planned.plan)?;
     let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.why.is_done() {
+    if end.reason.is_done() {
         language::write_result(&planned.config, pipeline, trained, folder, events)?;
     }
     Ok(end)

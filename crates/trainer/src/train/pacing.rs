@@ -169,13 +169,13 @@ impl Pacing {
 
     /// The telemetry event, if one is due.
     fn snapshot_event(&mut self, step: u64) -> Option<Event> {
-        let feel = self.reading.clone()?;
+        let telemetry = self.reading.clone()?;
         if self.emitted.is_some_and(|at| at.elapsed() < EMIT_EVERY) {
             return None;
         }
         self.emitted = Some(Instant::now());
         let (secs, pace) = (self.begun.elapsed().as_secs_f64(), self.governor.pace());
-        Some(Event::Felt(MachineSnapshot { step, secs, feel, duty: pace.duty }))
+        Some(Event::Telemetry(MachineSnapshot { step, secs, telemetry, duty: pace.duty }))
     }
 }
 
@@ -246,8 +246,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             if to.level > from.level || (to.is_paused && !from.is_paused) {
                 self.device.trim();
             }
-            let (step, how) = (self.progress.step, self.pacing.levels[to.level].settings);
-            self.events.emit(Event::Paced(PaceChange { step, how, decision }))?;
+            let (step, settings) = (self.progress.step, self.pacing.levels[to.level].settings);
+            self.events.emit(Event::Pace(PaceChange { step, settings, decision }))?;
         }
         Ok(())
     }

@@ -56,15 +56,15 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub fn train_loop(&mut self) -> Result<RunEnd> {
         let begun = Instant::now();
         let secs_before = self.progress.secs;
-        if self.progress.step == 0 || self.progress.is_look_due {
+        if self.progress.step == 0 || self.progress.is_evaluation_due {
             self.evaluate()?;
         }
         let mut ahead = self.loader.read_from(self.progress.batches);
         // A finished run that was killed before its export takes no more steps.
         let mut decision = decide(self.status(), &self.config.output);
-        let why = loop {
-            if let Some(why) = decision.end {
-                break why;
+        let reason = loop {
+            if let Some(reason) = decision.end {
+                break reason;
             }
             let step = self.step(&mut ahead)?;
             self.events.emit(Event::Step(step.clone()))?;
@@ -79,7 +79,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let (step, energy) = (self.progress.step, self.pacing.energy());
         let best = self.checkpoints.best(&self.progress);
-        Ok(RunEnd { step, why, secs, peak_bytes, energy, loss: None, best })
+        Ok(RunEnd { step, reason, secs, peak_bytes, energy, loss: None, best })
     }
 
     /// As far as the progress knows it.
@@ -114,7 +114,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             loss: now.mean,
             spread: now.spread,
             trend: now.mean / before.mean - 1.0,
-            gradient_norm: health.gradient_norm(),
+            grad_norm: health.grad_norm(),
             skipped: health.n_skipped(),
         })
     }
@@ -127,9 +127,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         is_forced: bool,
     ) -> Result<RunEnd> {
         let divergence = divergence::find(&self.progress.health, trained);
-        let Some(divergence) = divergence.filter(|_| end.why.is_done()) else { return Ok(end) };
+        let Some(divergence) = divergence.filter(|_| end.reason.is_done()) else { return Ok(end) };
         self.warn(WarningKind::Diverged(divergence))?;
-        Ok(if is_forced { end } else { RunEnd { why: EndReason::Diverged, ..end } })
+        Ok(if is_forced { end } else { RunEnd { reason: EndReason::Diverged, ..end } })
     }
 
     /// Emits the phases that ended; returns the highest of their peaks.
@@ -141,7 +141,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     pub(super) fn learning_rate(&self, step: u64) -> f64 {
         let settings = &self.config.optimizer;
-        let (_, lowered) = self.progress.rate;
+        let (_, lowered) = self.progress.lr_plateau;
         settings.learning_rate * schedule::lr_factor(settings, step, self.total_steps, lowered)
     }
 

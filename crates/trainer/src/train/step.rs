@@ -63,7 +63,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         Ok(event::StepMetrics {
             step: self.progress.step,
             loss,
-            gradient_norm: Some(norm.value).filter(|norm| norm.is_finite()),
+            grad_norm: Some(norm.value).filter(|norm| norm.is_finite()),
             learning_rate,
             loss_scale: accumulated.loss_scale,
             is_skipped: !norm.is_finite(),
@@ -119,7 +119,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         expected: f64,
         loss_scale: f64,
     ) -> Result<LossSums> {
-        let BatchSettings { micro, recompute } = self.pacing.batch_settings();
+        let BatchSettings { micro_batch: micro, recompute } = self.pacing.batch_settings();
         let mut sums = LossSums::default();
         for (first, samples) in (0..).step_by(micro).zip(batch.samples.chunks(micro)) {
             let (weight, micro_batch) = self.loader.micro_batch(samples)?;
@@ -143,7 +143,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         // The weight may be less than expected: not every token of a text counts.
         let actual = if weight > 0.0 { weight / accumulated.expected } else { 1.0 };
         let scale = accumulated.loss_scale.unwrap_or(1.0) * actual;
-        let norm = self.with_fallback(|run| run.session.gradient_norm(scale))?;
+        let norm = self.with_fallback(|run| run.session.grad_norm(scale))?;
         Ok(ReducedStep { loss: loss / actual, norm })
     }
 
@@ -154,7 +154,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         self.with_fallback(|run| run.session.apply(norm, learning_rate, run.progress.applied))?;
         let (progress, is_applied) = (&mut self.progress, norm.is_finite());
         progress.step += 1;
-        progress.is_look_due = true;
+        progress.is_evaluation_due = true;
         progress.applied += u64::from(is_applied);
         progress.batches += self.config.train.gradient_accumulation as u64;
         if let Some(loss_scale) = &mut progress.loss_scale {

@@ -191,7 +191,7 @@ fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec
             let in_use = run.device.usage().in_use;
             run.device.fail_allocation(nth);
             let end = again(run, &levels, &start).unwrap();
-            assert_eq!((end.step, end.why), (2, EndReason::Finished));
+            assert_eq!((end.step, end.reason), (2, EndReason::Finished));
             let log = log.lock().unwrap();
             assert!(log.iter().all(|(_, then)| *then == in_use), "{nth}: {log:?}");
             let events: Vec<Event> = log.iter().map(|(event, _)| event.clone()).collect();
@@ -203,7 +203,7 @@ fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec
 fn fallbacks(events: &[Event]) -> Vec<(BatchSettings, BatchSettings)> {
     let mut all = Vec::new();
     for event in events {
-        if let Event::Tightened(MemoryFallback { from, to, .. }) = event {
+        if let Event::MemoryFallback(MemoryFallback { from, to, .. }) = event {
             all.push((*from, *to));
         }
     }
@@ -217,7 +217,7 @@ fn a_failed_allocation_changes_no_bit_where_micro_batches_stay() {
         let is_left_out = |event: &&Event| {
             matches!(
                 event,
-                Event::Warning(Warning { kind: WarningKind::NoRoomForSamples { .. }, .. })
+                Event::Warning(Warning { kind: WarningKind::NoMemoryForSamples { .. }, .. })
             )
         };
         let n_left_out = events.iter().filter(is_left_out).count();
@@ -235,7 +235,7 @@ fn a_failed_allocation_changes_the_order_of_sums_at_most() {
         let apart = apart(whole, refused);
         assert!(apart < APART, "{apart:e}");
         let [(from, to)] = fallbacks(events)[..] else { panic!("{events:?}") };
-        assert_eq!((from.micro, to.micro, from.recompute), (3, 2, to.recompute));
+        assert_eq!((from.micro_batch, to.micro_batch, from.recompute), (3, 2, to.recompute));
     });
 }
 
@@ -255,7 +255,7 @@ fn micro_batches_of_every_size_train_the_same() {
         };
         let whole_losses = losses();
         for (at, micro) in [(1, 2), (2, 1)] {
-            assert_eq!(levels[at].settings.micro, micro);
+            assert_eq!(levels[at].settings.micro_batch, micro);
             again(run, &levels[at..], &start).unwrap();
             let apart = apart(&whole, &state(run));
             assert!(apart < APART, "{micro}: {apart:e}");
@@ -277,7 +277,7 @@ fn a_step_that_fits_at_no_level_saves_and_fails() {
         assert!(matches!(error, TrainerError::OutOfMemory { step: 1, .. }), "{error}");
         assert_eq!(
             run.pacing.batch_settings(),
-            BatchSettings { micro: 1, recompute: Recompute::Block }
+            BatchSettings { micro_batch: 1, recompute: Recompute::Block }
         );
         assert!(state(run) == before && run.device.usage().in_use == in_use);
         let log = log.lock().unwrap();

@@ -157,7 +157,7 @@ fn measure(arguments: &BenchModelsArgs, case: BenchCase) -> Result<ModelFigures,
         launches: device.launches_since(before),
         peak_bytes: device.usage().extent,
         plan_bytes,
-        streamed_bytes: device.host_bytes(),
+        offloaded_bytes: device.host_bytes(),
         rss_peak_bytes: machine::process::peak_resident(),
         rss_before_bytes,
     })

@@ -133,7 +133,7 @@ fn measure(arguments: &BenchStepArgs) -> Result<StepFigures, Failure> {
         dtype: arguments.dtype.to_string(),
         base: arguments.base.as_ref().map(named_value::value_name),
         recompute: named_value::value_name(&arguments.recompute),
-        streamed_bytes: device.host_bytes(),
+        offloaded_bytes: device.host_bytes(),
         device: arguments.engine.name(),
         threads,
         ms_median,

@@ -81,7 +81,7 @@ pub struct StepFigures {
     pub base: Option<String>,
     pub recompute: String,
     /// Bytes of weights that stay in main memory.
-    pub streamed_bytes: usize,
+    pub offloaded_bytes: usize,
     pub device: String,
     pub threads: usize,
     pub ms_median: f64,
@@ -155,7 +155,7 @@ pub struct ModelFigures {
     pub peak_bytes: usize,
     pub plan_bytes: usize,
     /// Of weights that stay in main memory.
-    pub streamed_bytes: usize,
+    pub offloaded_bytes: usize,
     pub rss_peak_bytes: Option<u64>,
     pub rss_before_bytes: Option<u64>,
 }

@@ -91,7 +91,7 @@ impl<'a> SampleImageWriter<'a> {
             let seed = self.sample.seed + number as u64;
             let facts = [("prompt", prompt.clone()), ("seed", seed.to_string())];
             image_file::write(&run.join(&path), image, &facts)?;
-            events.push(Event::Sample { step, path, prompt: prompt.clone(), seed });
+            events.push(Event::ImageSample { step, path, prompt: prompt.clone(), seed });
         }
         Ok(events)
     }

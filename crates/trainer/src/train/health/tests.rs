@@ -24,7 +24,7 @@ fn step(step: u64, loss: f64, norm: f64) -> StepMetrics {
     StepMetrics {
         step,
         loss,
-        gradient_norm: Some(norm).filter(|norm| norm.is_finite()),
+        grad_norm: Some(norm).filter(|norm| norm.is_finite()),
         learning_rate: 1e-4,
         loss_scale: None,
         is_skipped: !norm.is_finite(),
@@ -162,10 +162,10 @@ fn a_checkpoint_from_before_norms_were_kept_is_read() {
     let old = r#"{"losses": [0.5, 0.25], "n_skipped": 2, "n_skipped_now": 1, "has_warned": true}"#;
     let mut health: Health = serde_json::from_str(old).unwrap();
     assert_eq!(health.observe(&step(3, 0.5, f64::NAN)), [WarningKind::StepsSkipped { steps: 3 }]);
-    assert_eq!(health.gradient_norm(), None);
+    assert_eq!(health.grad_norm(), None);
     let emitted: Vec<WarningKind> =
         (4..200).flat_map(|at| health.observe(&step(at, 0.5, 0.125))).collect();
-    assert_eq!((emitted, health.gradient_norm()), (vec![], Some(0.125)));
+    assert_eq!((emitted, health.grad_norm()), (vec![], Some(0.125)));
 }
 
 /// Whether a run of so many steps has diverged, where a step has this loss and norm.
@@ -203,7 +203,7 @@ fn a_run_has_diverged_by_its_last_losses_and_gradients() {
         };
         assert_eq!(of(steps - 1, f64::NAN, f64::NAN), Some(Divergence::Loss), "{steps}");
         // From the first change on, so that only the first loss is a measure.
-        let grown = Some(Divergence::Grown { now: 40.0, first: 1.0 });
+        let grown = Some(Divergence::LossGrown { now: 40.0, first: 1.0 });
         assert_eq!(of(1, 40.0, 1.0), grown, "{steps}");
         let skipped = Some(Divergence::Skipped { steps: steps as u32 });
         assert_eq!(of(0, 1.0, f64::NAN), skipped, "{steps}");

@@ -98,7 +98,7 @@ impl<'a> SampleTextWriter<'a> {
             let is_end = |id| tokenizer.is_eos(id);
             text::generate(device, model, params, &request, &is_end, &mut take)?;
             let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
-            events.push(Event::Written { step, prompt, text, seed: request.sampler.seed });
+            events.push(Event::TextSample { step, prompt, text, seed: request.sampler.seed });
         }
         Ok(events)
     }
