@@ -23,6 +23,7 @@ mod tidy;
 mod train;
 mod tree;
 mod weights;
+mod words;
 mod workload;
 
 use std::path::Path;

@@ -347,7 +347,7 @@ const ADAPTERS: &[Row] = &[
     (
         1,
         "export PIPELINE/lora.safetensors --base PIPELINE --merge --out DIR/several",
-        &["there already and not empty"],
+        &["exists and is not empty"],
     ),
     (
         1,
@@ -404,7 +404,7 @@ const FILES: &[Row] = &[
     ),
     (
         1,
-        "plan DIR/job.toml --image DIR/images/",
+        "plan DIR/job.toml --plot DIR/images/",
         &["cannot write DIR/images/", "it is a folder, expected a file"],
     ),
     (1, "man --out DIR/nowhere/deep", &["cannot write DIR/nowhere/deep"]),

@@ -56,8 +56,16 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("machines/", "", "what systems answered, in their words"),
     ("crates/trainer/src/train/identity.rs", "picture", "reads checkpoints of older versions"),
     ("crates/trainer/src/model/llama/init.rs", "learner", "the title of a paper"),
-    ("crates/trainer/src/text/tokenizer/", "processor", "post_processor is a key of tokenizer.json"),
-    ("crates/trainer/src/demo/vocabulary.rs", "picture", "a word of the shipped tokenizer's vocabulary"),
+    (
+        "crates/trainer/src/text/tokenizer/",
+        "processor",
+        "post_processor is a key of tokenizer.json",
+    ),
+    (
+        "crates/trainer/src/demo/vocabulary.rs",
+        "picture",
+        "a word of the shipped tokenizer's vocabulary",
+    ),
 ];
 
 /// Type names that more than one crate or folder may use, and why.
@@ -99,14 +107,19 @@ fn foreign_word(line: &str) -> Option<(&'static str, &'static str)> {
 fn foreign_words(tree: &Tree) -> Vec<String> {
     let kinds = [".rs", ".md", ".toml", ".cu", ".wgsl", ".wgsli"];
     let mut broken = Vec::new();
-    for (path, text) in tree.files.iter().filter(|(path, _)| kinds.iter().any(|kind| path.ends_with(kind))) {
+    for (path, text) in
+        tree.files.iter().filter(|(path, _)| kinds.iter().any(|kind| path.ends_with(kind)))
+    {
         for (at, line) in text.lines().enumerate() {
             let Some((word, instead)) = foreign_word(line) else { continue };
             let is_excepted = |(start, excepted, _): &&(&str, &str, &str)| {
                 path.starts_with(start) && (excepted.is_empty() || *excepted == word)
             };
             if EXCEPTIONS.iter().find(is_excepted).is_none() {
-                broken.push(format!("{path}:{}: \"{word}\" is not the field's word: {instead}", at + 1));
+                broken.push(format!(
+                    "{path}:{}: \"{word}\" is not the field's word: {instead}",
+                    at + 1
+                ));
             }
         }
     }
@@ -138,7 +151,9 @@ fn shared_type_names(tree: &Tree) -> Vec<String> {
     let several = declared.into_iter().filter(|(name, places)| {
         places.len() > 1 && SHARED_NAMES.iter().all(|(shared, _)| shared != name)
     });
-    several.map(|(name, places)| format!("{name}: is declared in {}", places.join(" and "))).collect()
+    several
+        .map(|(name, places)| format!("{name}: is declared in {}", places.join(" and ")))
+        .collect()
 }
 
 /// Parameters without names of their own: `(a, b): (A, B)` and `pair: (A, B)`.
@@ -150,7 +165,9 @@ fn tuple_parameters(tree: &Tree) -> Vec<String> {
             let bare: String = parameters.chars().filter(|c| !c.is_whitespace()).collect();
             if bare.contains(":(") || bare.contains(":&(") && !bare.contains(":&(dyn") {
                 let line = text[..at].lines().count();
-                broken.push(format!("{path}:{line}: {name} takes a tuple: name what is in it by a struct"));
+                broken.push(format!(
+                    "{path}:{line}: {name} takes a tuple: name what is in it by a struct"
+                ));
             }
         }
     }
@@ -186,9 +203,16 @@ fn a_type_has_a_name_of_its_own() {
     kept(shared_type_names);
     let files = [
         ("crates/a/src/x.rs", "pub(crate) struct Row<T> {}\ntype Result = u8;\n"),
-        ("crates/b/src/y.rs", "pub enum Row {}\ntype Result = u8;\n#[cfg(test)]\nmod tests {\nstruct Row;\n"),
+        (
+            "crates/b/src/y.rs",
+            "pub enum Row {}\ntype Result = u8;\n#[cfg(test)]\nmod tests {\nstruct Row;\n",
+        ),
     ];
-    found(shared_type_names, &files, &["Row: is declared in crates/a/src/x.rs:1 and crates/b/src/y.rs:1"]);
+    found(
+        shared_type_names,
+        &files,
+        &["Row: is declared in crates/a/src/x.rs:1 and crates/b/src/y.rs:1"],
+    );
 }
 
 #[test]

@@ -38,9 +38,9 @@ def encode(job, folder, dtype):
     del vae.decoder
     paths = sorted((folder / "images").glob("*.png"))
     for path in paths:
-        with Image.open(path) as picture:
-            picture = picture.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
-            numbers = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1)[None].float() / 127.5 - 1
+        with Image.open(path) as image:
+            image = image.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
+            numbers = torch.from_numpy(numpy.array(image)).permute(2, 0, 1)[None].float() / 127.5 - 1
         latents = vae.encode(numbers).latent_dist
         encoded[f"{path.stem}.mean"], encoded[f"{path.stem}.std"] = latents.mean[0], latents.std[0]
     del vae

@@ -116,10 +116,10 @@ fn a_run_that_fits_at_no_level_stops_and_can_be_resumed() {
     assert!(trained(&whole.folder) == trained(&resumed.folder), "other bytes than without trouble");
     let page = fs::read_to_string(resumed.folder.join("report.html")).unwrap();
     for way in [
-        "2 at once instead of 3 at once",
-        "1 at once instead of 2 at once",
-        "1 at once with every second block recomputed instead of 1 at once",
-        "1 at once with every block recomputed instead of",
+        "micro-batch 2 instead of micro-batch 3",
+        "micro-batch 1 instead of micro-batch 2",
+        "micro-batch 1, every second block recomputed instead of micro-batch 1",
+        "micro-batch 1, every block recomputed instead of",
     ] {
         assert!(page.contains(way), "{way} is not in the report");
     }

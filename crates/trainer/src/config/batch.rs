@@ -15,7 +15,7 @@ use crate::model::recompute::Recompute;
 /// How a batch is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BatchSettings {
-    /// The most samples that go through the model at once.
+    /// Samples of a micro-batch, at most.
     #[serde(alias = "micro")]
     pub micro_batch: usize,
     /// What is recomputed.
@@ -31,7 +31,7 @@ impl BatchSettings {
         }
     }
 
-    /// The next way that takes less memory, if there is one. Fewer samples at once come first, four of
+    /// The next way that takes less memory, if there is one. Smaller micro-batches come first, four of
     /// five: they are as many in all, while computing twice is another forward.
     pub fn with_less_memory(self) -> Option<Self> {
         if self.micro_batch > 1 {
@@ -49,13 +49,13 @@ impl BatchSettings {
 
 impl fmt::Display for BatchSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let twice = match self.recompute {
+        let recomputed = match self.recompute {
             Recompute::None => "",
-            Recompute::Queries => " with queries recomputed",
-            Recompute::Alternate => " with every second block recomputed",
-            Recompute::Block => " with every block recomputed",
+            Recompute::Queries => ", queries recomputed",
+            Recompute::Alternate => ", every second block recomputed",
+            Recompute::Block => ", every block recomputed",
         };
-        write!(f, "{} at once{twice}", self.micro_batch)
+        write!(f, "micro-batch {}{recomputed}", self.micro_batch)
     }
 }
 

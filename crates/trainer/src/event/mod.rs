@@ -184,7 +184,7 @@ pub struct RunStart {
     /// Steps it will have taken at its end.
     pub steps: u64,
     /// What samples are called.
-    #[serde(default = "images")]
+    #[serde(default = "images", deserialize_with = "unit")]
     pub unit: String,
     /// Samples that are trained on.
     #[serde(alias = "pictures")]
@@ -239,6 +239,12 @@ fn rename_tag(object: &mut Map<String, Value>) {
     if let Some(reason) = object.remove("why") {
         object.insert("reason".into(), reason);
     }
+}
+
+/// Images had another name in the first format.
+fn unit<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let unit = String::deserialize(from)?;
+    Ok(if unit == "picture" { images() } else { unit })
 }
 
 /// Runs from before there were others were about images.
@@ -488,8 +494,8 @@ mod tests {
         ),
         (r#"{"event":"phase","name":"show"}"#, r#"{"event":"phase","name":"sample"}"#),
         (
-            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"how":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
-            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"settings":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
+            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"picture","pictures":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"how":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
+            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"settings":"micro-batch 1","step_secs":1.0,"times":{},"limit_bytes":1}"#,
         ),
     ];
 
