@@ -140,7 +140,10 @@ fn check(job: WorkloadJob, allowed: &Allowed) {
     }
     let wrong: Vec<_> =
         worst.iter().filter(|(_, off, allowed)| off.is_nan() || off > allowed).collect();
-    assert!(wrong.is_empty(), "{dtype} {recompute:?}, {at_once} samples per micro-batch: {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "{dtype} {recompute:?}, {at_once} samples per micro-batch: {wrong:#?}"
+    );
 }
 
 #[test]

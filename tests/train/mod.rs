@@ -239,9 +239,9 @@ fn images_become_an_adapter() {
         !matches!(event, Event::Telemetry(_) | Event::Pace(_) | Event::Progress(_))
     };
     let names: Vec<String> = events.iter().filter(is_fixed).map(name).collect();
-    let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory sample \
-                    memory step step checkpoint step sample step \
-                    validation checkpoint step step validation sample checkpoint \
+    let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory \
+                    image_sample memory step step checkpoint step image_sample step \
+                    validation checkpoint step step validation image_sample checkpoint \
                     exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
     // All that comes before training can be followed by its progress.

@@ -163,7 +163,13 @@ mod tests {
         let attention = |answers: &[(&str, &str)]| {
             cuda_uses(&Machine::probe(&mut source(answers))).remove(0).how
         };
-        assert!(attention(&[("cuda libraries", "cudnn: 9.14.0\n")]).contains("cuDNN 9.14.0"));
-        assert!(attention(&[("cuda libraries", "cudnn: ? not found\n")]).contains("not found"));
+        let cuda = [
+            ("cuda", "cuda: 13.0\ncards: 1\n"),
+            ("cuda card 0", "pci_bus_id: 1\ncompute_capability: 8.6\nintegrated: 0\n"),
+        ];
+        let [found, lacking] = ["cudnn: 9.14.0\n", "nvrtc: 13.0\n"]
+            .map(|libraries| attention(&[cuda[0], cuda[1], ("cuda libraries", libraries)]));
+        assert!(found.contains("cuDNN 9.14.0"), "{found}");
+        assert!(lacking.contains("not found"), "{lacking}");
     }
 }

@@ -58,7 +58,7 @@ pub enum AdapterKind {
     Lora,
     /// The same with the lengths of rows trained apart (Liu et al., arXiv 2402.09353).
     Dora,
-    /// No adapter: the model's own weights are trained.
+    /// Full fine-tune: no adapter, all weights of the model are trained.
     Full,
 }
 
@@ -71,7 +71,7 @@ words!(AdapterKind {
 /// Chosen: what most adapters have.
 const DEFAULT_RANK: usize = 16;
 
-/// What an adapter has and a model's own weights have not.
+/// Keys that only an adapter has.
 const ADAPTER_ONLY_KEYS: [&str; 6] = [
     "adapter.rank",
     "adapter.alpha",
@@ -108,7 +108,8 @@ impl AdapterConfig {
     /// As meant; patterns come first, so that they count where a target names the layer too.
     pub(super) fn new(
         keys: AdapterKeys,
-        (material, family): (&TrainingData, Option<&DiffusionFamily>),
+        material: &TrainingData,
+        family: Option<&DiffusionFamily>,
         rows: &mut ResolvedKeys,
     ) -> Result<Self, ConfigError> {
         let AdapterKeys { kind, rank, alpha, dropout, mut targets, mut exclude, pattern } = keys;
@@ -143,7 +144,7 @@ impl AdapterConfig {
             is_dora: kind == AdapterKind::Dora,
         };
         let own = pattern.into_iter().map(|Pattern { r#match, rank: own, alpha: own_alpha }| {
-            // An alpha chosen for another rank would change how much the detour counts.
+            // An alpha chosen for another rank would change how much the adapter counts.
             let alpha = own_alpha.or(if own.is_none() { alpha } else { None });
             target(r#match, own.unwrap_or(rank), alpha)
         });

@@ -161,24 +161,24 @@ impl RawConfig {
     pub fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
         let no_assignment = || ConfigError::NoAssignment { argument: argument.into() };
         let (key, value) = argument.split_once('=').ok_or_else(no_assignment)?;
-        self.assign(key.trim(), value.trim(), ("--set", argument))
+        self.assign(key.trim(), value.trim(), "--set", argument)
     }
 
     /// The same for a path, which may look like anything.
     pub fn set_path(&mut self, key: &str, path: &Path) -> Result<(), ConfigError> {
         let path = quoted(&path.to_string_lossy());
-        self.assign(key, &path, ("--set", &format!("{key}={path}")))
+        self.assign(key, &path, "--set", &format!("{key}={path}"))
     }
 
     /// Takes a flag that stands for one key, such as `--steps 20`.
     pub fn flag(&mut self, flag: &str, key: &str, value: &str) -> Result<(), ConfigError> {
-        self.assign(key, value.trim(), (flag, value))
+        self.assign(key, value.trim(), flag, value)
     }
 
     /// The same for a flag that takes a path.
     pub fn flag_path(&mut self, flag: &str, key: &str, path: &Path) -> Result<(), ConfigError> {
         let path = path.to_string_lossy();
-        self.assign(key, &quoted(&path), (flag, &path))
+        self.assign(key, &quoted(&path), flag, &path)
     }
 
     /// Reads a value that was typed after `flag`.
@@ -186,7 +186,8 @@ impl RawConfig {
         &mut self,
         key: &str,
         value: &str,
-        (flag, argument): (&str, &str),
+        flag: &str,
+        argument: &str,
     ) -> Result<(), ConfigError> {
         // In quotes it is a text like any other.
         let is_unset = value == UNSET;
@@ -218,13 +219,13 @@ impl RawConfig {
         let Self { optimizer, sample, generate, machine, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
-        let mut material = TrainingData::decide((data, sample), (text, generate), rows)?;
+        let mut material = TrainingData::decide(data, sample, text, generate, rows)?;
         let family = material.family(&base.path);
         if let Some(family) = family {
             material.apply_family(family, rows);
         }
         let adapter =
-            AdapterConfig::new(adapter.decide("adapter", rows)?, (&material, family), rows)?;
+            AdapterConfig::new(adapter.decide("adapter", rows)?, &material, family, rows)?;
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;

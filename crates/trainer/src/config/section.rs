@@ -87,7 +87,7 @@ pub(super) fn plain(name: &'static str) -> &'static str {
 /// section! {
 ///     /// How gradients become steps.
 ///     pub RawOptimizer => Optimizer {
-///         /// Length of a step
+///         /// Learning rate
 ///         learning_rate: f64 = Default(1e-4), Above(0.0);
 ///     }
 /// }

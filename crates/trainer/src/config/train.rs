@@ -23,7 +23,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// What is recomputed to save memory.
     pub recompute: Recompute,
-    /// How levels of noise are drawn.
+    /// How timesteps are sampled and weighted.
     pub weighting_scheme: WeightingScheme,
     /// The largest norm of a step's gradient.
     pub max_grad_norm: Switch<f64>,
@@ -179,7 +179,7 @@ impl TrainConfig {
 }
 
 impl TrainKeys {
-    /// How models of a family draw levels of noise unless told otherwise.
+    /// How models of a family sample timesteps unless the job says otherwise.
     fn apply_family(&mut self, family: &DiffusionFamily, rows: &mut ResolvedKeys) {
         let kind = match family.scheme {
             WeightingScheme::Uniform => WeightingSchemeKind::Uniform,

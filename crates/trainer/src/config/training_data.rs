@@ -58,8 +58,10 @@ const TEXT_TARGETS: [&str; 7] =
 impl TrainingData {
     /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
     pub(super) fn decide(
-        (data, sample): (RawData, RawSample),
-        (text, generate): (RawText, RawGenerate),
+        data: RawData,
+        sample: RawSample,
+        text: RawText,
+        generate: RawGenerate,
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<Self, ConfigError> {
         let typed = |section, found: Option<(&str, ValueOrigin)>| {

@@ -80,7 +80,7 @@ pub enum Event {
     Validation {
         /// Steps taken so far.
         step: u64,
-        /// Mean over all of them; of images also over fixed levels of noise.
+        /// Mean over all of them; of images also over fixed timesteps.
         #[serde(deserialize_with = "null_is_nan")]
         loss: f64,
     },
@@ -140,7 +140,7 @@ pub enum Event {
         /// What it is.
         text: String,
     },
-    /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
+    /// Memory ran out: the step is repeated, and the run continues, at a lower memory level.
     #[serde(alias = "tightened")]
     MemoryFallback(MemoryFallback),
     /// The GPU was lost: it is opened again, and the run begins again at its last checkpoint.
@@ -495,7 +495,7 @@ mod tests {
         (r#"{"event":"phase","name":"show"}"#, r#"{"event":"phase","name":"sample"}"#),
         (
             r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"picture","pictures":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"how":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
-            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"settings":"micro-batch 1","step_secs":1.0,"times":{},"limit_bytes":1}"#,
+            r#"{"event":"begin","version":"0.1.0","format":2,"base":"b","engine":"cpu","from_step":0,"steps":1,"unit":"image","samples":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],"settings":"1 at once","step_secs":1.0,"times":{},"limit_bytes":1}"#,
         ),
     ];
 

@@ -176,7 +176,7 @@ mod tests {
         let Event::Failed(failed) = last(TrainerError::NoGradients { layers: 3, steps: 4 }) else {
             panic!("an error is a failure")
         };
-        assert!(failed.text.contains("none of 3 layers"), "{failed:?}");
+        assert!(failed.text.contains("none of 3 trained layers"), "{failed:?}");
         assert!(failed.hint.contains("learning_rate"), "{failed:?}");
         let stopped = last(weights::WeightsError::Cancelled.into());
         assert!(

@@ -77,7 +77,7 @@ fn unstable_losses_warn_once_and_again_after_they_settled() {
     let of = |at: u64| (if at % 600 >= 300 { wild(at) } else { 2.0 * images(at) }, 1.0);
     let steps = found(1200, of);
     assert!(
-        matches!(steps[..], [(300..400, "loss_scattered"), (900..1000, "loss_scattered")]),
+        matches!(steps[..], [(300..400, "loss_unstable"), (900..1000, "loss_unstable")]),
         "{steps:?}"
     );
 }
