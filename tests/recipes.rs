@@ -82,12 +82,12 @@ fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerErro
         let opened = LanguagePipeline::open(&config, true)?;
         let task = &opened.task(&config)?;
         let dataset = &task.dataset_summary(config.train.batch_size);
-        return choose(PlanRequest { task: task, config: &config, dataset: dataset }, room);
+        return choose(PlanRequest { task, config: &config, dataset }, room);
     }
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let task = &DiffusionTask::new(&config, &pipeline)?;
     let dataset = DatasetSummary::nominal(task, config.train.batch_size);
-    choose(PlanRequest { task: task, config: &config, dataset: &dataset }, room)
+    choose(PlanRequest { task, config: &config, dataset: &dataset }, room)
 }
 
 /// The machines with the bytes that a run may take on each.

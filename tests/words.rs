@@ -167,7 +167,7 @@ fn tuple_parameters(tree: &Tree) -> Vec<String> {
             let Some((name, parameters)) = signature(&text[at + 3..]) else { continue };
             let bare: String = parameters.chars().filter(|c| !c.is_whitespace()).collect();
             if bare.contains(":(") || bare.contains(":&(") && !bare.contains(":&(dyn") {
-                let line = text[..at].lines().count();
+                let line = text[..at].matches('\n').count() + 1;
                 broken.push(format!(
                     "{path}:{line}: {name} takes a tuple: name what is in it by a struct"
                 ));

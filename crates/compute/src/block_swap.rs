@@ -88,7 +88,7 @@ impl BlockSwap {
                 Backend::Cuda(cuda) => Some(cuda.copy_events()?),
                 Backend::Meta | Backend::Cpu(_) | Backend::Gpu(_) => None,
             };
-            Ok(SwapSlot { memory, block: None, last: 0, events: events })
+            Ok(SwapSlot { memory, block: None, last: 0, events })
         };
         let n_offloaded = sizes.iter().filter(|bytes| **bytes > 0).count();
         let places = (0..N_SLOTS.min(n_offloaded)).map(slot).collect::<Result<_>>()?;

@@ -205,7 +205,7 @@ impl Device {
         let arena = Arena::new(limit_bytes, kind.alignment()).in_buffers(kind.buffer_bytes());
         Self(Arc::new(DeviceInner {
             kind,
-            backend: backend,
+            backend,
             state: Mutex::new(DeviceState { arena, tag: None, recording: None }),
             counter: Mutex::default(),
             host_bytes: AtomicUsize::new(0),

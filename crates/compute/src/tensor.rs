@@ -108,7 +108,7 @@ impl Tensor {
     pub fn set_tag(&self, tag: Tag) {
         match self.storage.location {
             StorageLocation::Arena(offset) if self.storage.bytes > 0 => {
-                self.device().retag(offset, tag)
+                self.device().retag(offset, tag);
             }
             StorageLocation::Arena(_) | StorageLocation::BlockSwap(..) => {}
         }

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn nonsense_is_unknown() {
         let check = |text: &str, reason: &str| {
-            assert_eq!(StallPressure::parse(text).unwrap_err().0, reason)
+            assert_eq!(StallPressure::parse(text).unwrap_err().0, reason);
         };
         check("", "no avg10 in line \"some\"");
         check(&CALM.replacen("0.00", "1e9", 1), "some avg10 is not a share: \"1e9\"");

@@ -36,11 +36,16 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<String>,
 
-    /// Batch size [train.batch_size]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    // Not as a comment, where the key would be taken for code.
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        help = "Batch size [train.batch_size]"
+    )]
     batch: Option<String>,
 
-    // Not as a comment, where the key would be taken for code.
+    // The same.
     #[arg(
         long,
         value_name = "RATE",

@@ -91,23 +91,13 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
             let pipeline = Pipeline::open_or_published(&config.base.path, rest)?;
             let task = &DiffusionTask::new(&config, &pipeline)?;
             let dataset = &DatasetSummary::estimate(task, config.train.batch_size)?;
-            show(
-                arguments,
-                plan::PlanRequest { task: task, config: &config, dataset: dataset },
-                on,
-                out,
-            )
+            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
         }
         TrainingData::Texts { .. } => {
             let opened = LanguagePipeline::open(&config, true)?;
             let task = &opened.task(&config)?;
             let dataset = &task.dataset_summary(config.train.batch_size);
-            show(
-                arguments,
-                plan::PlanRequest { task: task, config: &config, dataset: dataset },
-                on,
-                out,
-            )
+            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
         }
     }
 }

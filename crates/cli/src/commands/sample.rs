@@ -44,7 +44,7 @@ pub struct SampleArgs {
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
-    /// LoRA or DoRA adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
+    /// LoRA or `DoRA` adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 

@@ -100,7 +100,7 @@ impl WgpuContext {
         }));
         // Dropping the device is a loss too, which nobody is there to ask about.
         device.set_device_lost_callback(move |_, message| {
-            note(&lost, ComputeError::GpuLost { message })
+            note(&lost, ComputeError::GpuLost { message });
         });
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
         let is_software = adapter.get_info().device_type == DeviceType::Cpu;

@@ -133,7 +133,7 @@ impl GpuBackend {
         let (tables, waiting, fault) = <_>::default();
         let by_units = AtomicBool::new(context.matrix_units.get() == Some(&true));
         let gpu = Self {
-            context: context,
+            context,
             memory,
             submissions,
             tables,

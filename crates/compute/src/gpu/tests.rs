@@ -236,7 +236,7 @@ fn tensors_of_several_buffers_are_computed_with() {
 }
 
 /// Bytes of all tensors of the kernels that some work is, as a multiple of the bytes that the ops say they must
-/// read and write. What is changed in path_name is both read and written: `again` bytes more.
+/// read and write. What is changed in `path_name` is both read and written: `again` bytes more.
 fn moved<T>(device: &Device, again: usize, work: impl FnOnce() -> Result<T>) -> (f64, T) {
     let launched = &backend(device).launched;
     let before = device.work();

@@ -140,7 +140,7 @@ impl Quantised {
                 cpu::quantise(backend, matrix, &mut inner, exact_scales.data_mut());
             }
             Backend::Cuda(backend) => {
-                cuda::quantise(backend, matrix, &mut inner, &mut exact_scales)
+                cuda::quantise(backend, matrix, &mut inner, &mut exact_scales);
             }
             Backend::Gpu(backend) => gpu::quantise(backend, matrix, &mut inner, &mut exact_scales),
         }

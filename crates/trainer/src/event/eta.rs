@@ -68,7 +68,7 @@ impl Eta {
             }
             Event::Validation { .. } => self.validations.add(self.step, taken),
             Event::ImageSample { .. } | Event::TextSample { .. } => {
-                self.samples.add(self.step, taken)
+                self.samples.add(self.step, taken);
             }
             Event::Checkpoint { .. } => self.saves.add(self.step, taken),
             _ => return,

@@ -234,7 +234,7 @@ impl History {
                 self.end(Ending::Lost(lost));
             }
             Event::Telemetry(felt) => {
-                self.snapshots.push((self.minutes_before + felt.secs / 60.0, felt))
+                self.snapshots.push((self.minutes_before + felt.secs / 60.0, felt));
             }
             Event::Pace(paced) => self.pace_changes.push((paced.step, paced.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {

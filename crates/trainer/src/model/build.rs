@@ -83,7 +83,7 @@ pub(super) fn new_block_swap<'a>(
             _ if !precision.offload.offloads(block) => {}
             Some(how) => blocks[block].extend(Quantised::sizes(want.shape, how)),
             None => {
-                blocks[block].push(want.shape.elements() * precision.dtype_of(want.role).bytes())
+                blocks[block].push(want.shape.elements() * precision.dtype_of(want.role).bytes());
             }
         }
     }

@@ -106,7 +106,7 @@ pub struct PlanCandidate {
 
 impl PlanCandidate {
     /// What candidates are compared by. Chosen: offloading has to save a tenth of the time, since main memory and
-    /// PCIe are shared with other programs, and a plan knows less of them than of the GPU.
+    /// `PCIe` are shared with other programs, and a plan knows less of them than of the GPU.
     fn cost(&self) -> f64 {
         if self.choice.offload == Offload::None { self.secs } else { 1.1 * self.secs }
     }

@@ -231,7 +231,7 @@ impl<'a, T: Task> Session<'a, T> {
         Ok(())
     }
 
-    /// [`Self::gradient_norm`] and [`Self::apply`] in one.
+    /// [`Self::grad_norm`] and [`Self::apply`] in one.
     pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<()> {
         let norm = self.grad_norm(scale)?;
         self.apply(&norm, rate, applied)

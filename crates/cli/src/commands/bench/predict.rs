@@ -262,7 +262,7 @@ fn predict(
     let dataset = DatasetSummary::from_caching(&caching);
     let bucket = dataset.train.keys().next().expect("images were drawn just now");
     let task = &DiffusionTask::new(config, &pipeline)?;
-    let job = plan::PlanRequest { task: task, config, dataset: &dataset };
+    let job = plan::PlanRequest { task, config, dataset: &dataset };
     Ok(step_work(job, arguments.engine.kind(), *bucket)?)
 }
 

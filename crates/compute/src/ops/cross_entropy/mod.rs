@@ -317,7 +317,7 @@ impl LossRows {
             Backend::Meta => {}
             Backend::Cpu(backend) => cpu::logit_gradients(backend, targets, folds, columns, logits),
             Backend::Cuda(backend) => {
-                cuda::logit_gradients(backend, targets, folds, columns, logits)
+                cuda::logit_gradients(backend, targets, folds, columns, logits);
             }
             Backend::Gpu(backend) => gpu::logit_gradients(backend, targets, folds, columns, logits),
         }

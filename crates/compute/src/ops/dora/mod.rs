@@ -117,7 +117,7 @@ fn adapted_norms(
     match cx.backend() {
         Backend::Meta => {}
         Backend::Cpu(backend) => {
-            cpu::adapted_norms(backend, norms, up, &cross, scale, &mut adapted)
+            cpu::adapted_norms(backend, norms, up, &cross, scale, &mut adapted);
         }
         Backend::Cuda(backend) => {
             cuda::adapted_norms(backend, norms, up, &cross, scale, &mut adapted);

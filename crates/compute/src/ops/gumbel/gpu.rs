@@ -31,7 +31,7 @@ pub fn both(
     GpuGumbel::new(soft).launch(gpu, draw, [logits.into(), soft.into(), hard.into()]);
 }
 
-/// dlogits = soft · (gradient - Σ gradient · soft) / τ, in out_arg
+/// dlogits = soft · (gradient - Σ gradient · soft) / τ, in `out_arg`
 pub fn backward(gpu: &GpuBackend, soft: &Tensor, temperature: f32, gradient: &mut Tensor) {
     let GpuGumbel { rows, width, variant } = GpuGumbel::new(soft);
     let arguments = arguments![soft, gradient, width, temperature];

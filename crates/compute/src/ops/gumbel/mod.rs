@@ -86,7 +86,7 @@ impl Tape<'_> {
                 Backend::Meta => {}
                 Backend::Cpu(backend) => cpu::backward(backend, &soft, temperature, &mut gradient),
                 Backend::Cuda(backend) => {
-                    cuda::backward(backend, &soft, temperature, &mut gradient)
+                    cuda::backward(backend, &soft, temperature, &mut gradient);
                 }
                 Backend::Gpu(backend) => gpu::backward(backend, &soft, temperature, &mut gradient),
             }

@@ -79,7 +79,7 @@ pub fn sample_latents(
     match op.backend() {
         Backend::Meta => {}
         Backend::Cpu(backend) => {
-            cpu::sample_latents(backend, &mut latents, sizes, spread, channels)
+            cpu::sample_latents(backend, &mut latents, sizes, spread, channels);
         }
         Backend::Cuda(backend) => {
             cuda::sample_latents(backend, &mut latents, sizes, std, table.as_ref(), channels);
@@ -113,13 +113,13 @@ pub fn add_noise(
     match op.backend() {
         Backend::Meta => {}
         Backend::Cpu(backend) => {
-            cpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, sequences)
+            cpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, sequences);
         }
         Backend::Cuda(backend) => {
-            cuda::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+            cuda::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref());
         }
         Backend::Gpu(backend) => {
-            gpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+            gpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref());
         }
     }
     Ok(NoisyLatents { noisy, velocity })

@@ -219,7 +219,7 @@ fn rows_gradient(
     cx.count("norm_modulate backward", FLOPS * x.shape().elements(), &tensors);
     match (cx.backend(), slot) {
         (Backend::Cpu(backend), Some(slot)) => {
-            cpu::backward(backend, x, scale, gradient, form, slot)
+            cpu::backward(backend, x, scale, gradient, form, slot);
         }
         (Backend::Cuda(backend), Some(slot)) => {
             cuda::backward(backend, x, scale, gradient, form, slot);

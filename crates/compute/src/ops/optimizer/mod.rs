@@ -1,4 +1,4 @@
-//! Optimizer steps: the global gradient norm, AdamW, 8-bit AdamW, Muon, and the EMA of parameters. Plain
+//! Optimizer steps: the global gradient norm, `AdamW`, 8-bit `AdamW`, Muon, and the EMA of parameters. Plain
 //! functions on lists of tensors, since nothing of this has a gradient.
 //!
 //! No value comes back to the host: the norm that a step clips by is read where the step runs.

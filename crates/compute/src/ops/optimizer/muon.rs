@@ -104,7 +104,7 @@ pub fn muon(
             Backend::Meta => {}
             Backend::Cpu(backend) => cpu::apply_update(backend, param, &iteration.x, config, clip),
             Backend::Cuda(backend) => {
-                cuda::apply_update(backend, param, &iteration.x, config, clip)
+                cuda::apply_update(backend, param, &iteration.x, config, clip);
             }
             Backend::Gpu(backend) => gpu::apply_update(backend, param, &iteration.x, config, clip),
         }

@@ -68,7 +68,7 @@ impl Tape<'_> {
             Backend::Meta => {}
             Backend::Cpu(backend) => cpu::unpatchify(backend, layout, tokens.tensor(), &mut image),
             Backend::Cuda(backend) => {
-                cuda::unpatchify(backend, layout, tokens.tensor(), &mut image)
+                cuda::unpatchify(backend, layout, tokens.tensor(), &mut image);
             }
             Backend::Gpu(backend) => gpu::unpatchify(backend, layout, tokens.tensor(), &mut image),
         }

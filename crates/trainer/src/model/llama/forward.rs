@@ -90,7 +90,7 @@ impl Llama {
         self.normed(tape, &x)
     }
 
-    /// The mean cross entropy of `targets` [S, N], u32, without [`compute::ops::IGNORED`]. The logits are
+    /// The mean cross entropy of `targets` [S, N], u32, without [`compute::ops::IGNORE_INDEX`]. The logits are
     /// never materialised as a whole.
     pub fn loss<'m>(
         &'m self,

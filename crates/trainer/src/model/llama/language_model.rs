@@ -120,7 +120,10 @@ impl LanguageModel {
         if let Some(catalog) = &self.catalog {
             return files::fingerprint(catalog);
         }
-        let text = format!("{:?} {}", self.config, self.seed);
+        // With the type names of the first release: its runs resume.
+        let config = format!("{:?}", self.config);
+        let config = config.replace("LlamaConfig {", "Config {").replace("RopeConfig {", "Rope {");
+        let text = format!("{config} {}", self.seed);
         let whole = blake3::hash(text.as_bytes()).to_hex().to_string();
         Ok(Fingerprint { whole, parts: PartHashes::new() })
     }

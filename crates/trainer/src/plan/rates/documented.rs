@@ -42,7 +42,7 @@ const UNKNOWN_GPU: (f64, f64) = (0.5e12, 60e9);
 const NVIDIA_EFFICIENCY: (f64, f64) = (0.4, 0.8);
 /// Chosen for GPUs that do not tell their highest clock: what all of them keep up at work.
 const NVIDIA_CLOCK: f64 = 1.6e9;
-/// Bytes per second from main memory to a GPU. Chosen: PCIe 3.0 x16, which every board since 2012 has.
+/// Bytes per second from main memory to a GPU. Chosen: `PCIe` 3.0 x16, which every board since 2012 has.
 const GPU_LINK: f64 = 12e9;
 /// What kernels reach of an Apple GPU's published figures, of its arithmetic and of its memory. Chosen: nobody
 /// measured one. On the one GPU that they ran on, a large one, matmuls reached a ninth (docs/measured.md).

@@ -28,7 +28,7 @@ pub const LOAD: &str = "load";
 
 /// The curve of copies from main memory to a GPU.
 pub const LINK: &str = "link";
-/// Chosen for rates without that curve: PCIe 3.0 x8, the slowest link of GPUs in use.
+/// Chosen for rates without that curve: `PCIe` 3.0 x8, the slowest link of GPUs in use.
 const LINK_BYTES_PER_SECOND: f64 = 6e9;
 
 /// The shortest time of a call, in seconds; logarithms need a number above 0.

@@ -153,8 +153,7 @@ impl DenoiserNetwork for Flux {
             let rope = of_all.clone();
             [both] = tape.run_block(self.block_swap.as_ref(), index, || {
                 if !recompute.recomputes(index) {
-                    let how =
-                        BlockOptions { rope: Some(&rope), recomputes_queries: recomputes_queries };
+                    let how = BlockOptions { rope: Some(&rope), recomputes_queries };
                     return Ok([block.forward(tape, &both, &condition, how)?]);
                 }
                 tape.recompute(&[&both, &condition], move |tape, inputs| {
