@@ -17,7 +17,7 @@ use crate::recording::MachineRecording;
 /// The text that answers a question, or why there is none.
 pub type ProbeAnswer = Result<String, Unknown>;
 
-/// What a probe may ask. Answers of the last eight are `key: value` lines, see [`crate::fields`].
+/// What a probe may ask. Answers of the last eight are `key: value` lines, see [`crate::key_values`].
 #[derive(Clone, Copy, Debug)]
 pub enum ProbeQuery<'a> {
     /// The text of a small file.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A writer that was killed leaves its `.partial` behind; the next one of that name removes it,
-//! since nobody holds its lock. Where names do not come again, [`sweep`] removes them.
+//! since nobody holds its lock. Where names do not come again, [`remove_partial_files`] removes them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -58,7 +58,7 @@ pub(super) fn from_ggml_type(number: u32) -> Option<TensorEncoding> {
     plain.or(blocks.map(|(format, ..)| TensorEncoding::Blocks(*format)))
 }
 
-/// The number of a format that [`encoding_of`] knows.
+/// The number of a format that [`from_ggml_type`] knows.
 pub(super) fn ggml_type(encoding: TensorEncoding) -> u32 {
     let row = match encoding {
         TensorEncoding::Blocks(format) => Some(format.row().1),
