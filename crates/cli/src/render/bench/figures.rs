@@ -91,7 +91,7 @@ pub struct StepFigures {
     /// CPU time over threads.
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
-    /// Kernels that a GPU or another GPU is given in a step.
+    /// Kernels that a GPU is given in a step.
     pub launches: Option<u64>,
     /// What the arena reached up to.
     pub peak_bytes: usize,
@@ -149,7 +149,7 @@ pub struct ModelFigures {
     pub predicted_ms: Option<f64>,
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
-    /// Kernels that a GPU or another GPU is given in a run.
+    /// Kernels that a GPU is given in a run.
     pub launches: Option<u64>,
     /// The arena's reach, and what it was planned to be.
     pub peak_bytes: usize,
