@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use weights::Encoding;
+use weights::TensorEncoding;
 
 fuzz_target!(|bytes: &[u8]| {
     let length = bytes.len() as u64;
@@ -13,8 +13,8 @@ fuzz_target!(|bytes: &[u8]| {
     for tensor in &found.tensors {
         let end = tensor.offset.checked_add(tensor.bytes).filter(|end| *end <= length);
         let blocks = &bytes[tensor.offset as usize..end.expect("inside the file") as usize];
-        if let Encoding::Blocks(format) = tensor.encoding {
-            let mut numbers = vec![0.0; tensor.count() as usize];
+        if let TensorEncoding::Blocks(format) = tensor.encoding {
+            let mut numbers = vec![0.0; tensor.numel() as usize];
             weights::gguf::blocks::dequantise(format, blocks, &mut numbers);
         }
     }

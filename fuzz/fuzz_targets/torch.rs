@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(found) = weights::torch::parse(Cursor::new(bytes), length, Path::new("x"), 0) {
         for tensor in &found.tensors {
             assert!(tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= length));
-            _ = tensor.count();
+            _ = tensor.numel();
         }
     }
 });
