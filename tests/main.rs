@@ -11,6 +11,7 @@ mod demo;
 mod docs;
 mod doctor;
 mod errors;
+mod flux;
 mod language;
 mod merge;
 mod misuse;

@@ -19,6 +19,7 @@ use trainer::model::build::{ModelBuilder, Precision, RandomWeights, tensor_specs
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions, POOLED, TOKENS};
 use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
+use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::sd3;
 use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
 use trainer::model::encoder::clip::{self, ClipTextModel};
@@ -198,7 +199,12 @@ fn check_dry_run(name: &str, config: &DenoiserConfig, n_weights: usize) {
 
 /// The recorded numbers of the pipeline.
 pub fn recorded() -> HashMap<String, Vec<f32>> {
-    let bytes = fs::read(golden().join("pipeline/golden.safetensors")).unwrap();
+    recorded_in(&golden().join("pipeline/golden.safetensors"))
+}
+
+/// The floats of a file.
+pub fn recorded_in(path: &Path) -> HashMap<String, Vec<f32>> {
+    let bytes = fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let of = |name: &str| {
         let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<4>();
@@ -221,7 +227,7 @@ pub fn request() -> ImageRequest {
         negative: String::new(),
         size: [96, 64],
         steps: 4,
-        guidance: 5.0,
+        guidance: GuidanceScales { guidance: 5.0, true_cfg: 1.0 },
         seed: 1,
         latents: Some(golden().join("pipeline/golden.safetensors")),
         precision: Precision::plain(Dtype::F32),

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use trainer::TrainerError;
 use trainer::model::diffusion::Pipeline;
-use trainer::model::diffusion::family::SamplingDefaults;
+use trainer::model::diffusion::family::DiffusionFamily;
+use trainer::model::diffusion::guidance::{Guidance, GuidanceScales};
 use trainer::model::diffusion::text::T5Loading;
 use trainer::model::{self, OpenModel};
 use trainer::sample::image_file::{self, ImageFileFormat};
@@ -101,9 +102,16 @@ struct SampleImageArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: Option<u32>,
 
-    /// Classifier-free guidance scale (CFG); 1 is without guidance, and twice as fast [default: by model family, 7 for SD3]
+    /// Guidance scale [default: by model family, 7 for SD3, 3.5 for FLUX.1 dev]
+    ///
+    /// SD3: classifier-free guidance (CFG); 1 is without guidance, and twice as fast. FLUX.1 dev takes the scale as
+    /// an input of the model, FLUX.1 schnell takes none.
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, value_parser = guidance)]
     guidance: Option<f32>,
+
+    /// FLUX.1: classifier-free guidance with the negative prompt on top, at half the speed [default: 1, off]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true, value_parser = guidance)]
+    true_cfg: Option<f32>,
 
     /// Negative prompt
     #[arg(long, value_name = "TEXT")]
@@ -121,12 +129,13 @@ struct SampleImageArgs {
 impl SampleImageArgs {
     /// The first of them that was typed, for a model that has no use for it.
     fn first_typed(&self) -> Option<&'static str> {
-        let Self { out, size, steps, guidance, negative, latents, rest } = self;
+        let Self { out, size, steps, guidance, true_cfg, negative, latents, rest } = self;
         let typed = [
             ("--out", out.is_some()),
             ("--size", size.is_some()),
             ("--steps", steps.is_some()),
             ("--guidance", guidance.is_some()),
+            ("--true-cfg", true_cfg.is_some()),
             ("--negative", negative.is_some()),
             ("--latents", latents.is_some()),
             ("--rest", rest.is_some()),
@@ -208,7 +217,7 @@ fn sample_images(
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }
-    let request = request(arguments, pipeline.family().sampling)?;
+    let request = request(arguments, pipeline.family())?;
     warn_truncated(&pipeline, &request);
     let job = SampleJob::new(&pipeline, request.clone())?;
     let limit = arguments.engine.limit_bytes(arguments.limit)?;
@@ -255,18 +264,41 @@ impl SampleSummary {
     }
 }
 
-fn request(arguments: &SampleArgs, usual: SamplingDefaults) -> Result<ImageRequest, Failure> {
-    let SampleImageArgs { size, steps, guidance, negative, latents, .. } = &arguments.images;
+fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequest, Failure> {
+    let SampleImageArgs { size, steps, guidance, true_cfg, negative, latents, .. } =
+        &arguments.images;
+    refuse_idle_scales(&arguments.images, family)?;
+    let usual = family.sampling;
     Ok(ImageRequest {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_default(),
         size: size.unwrap_or([usual.resolution; 2]),
         steps: steps.map_or(usual.steps, |steps| steps as usize),
-        guidance: guidance.unwrap_or(usual.guidance as f32),
+        guidance: GuidanceScales {
+            guidance: guidance.unwrap_or(usual.guidance as f32),
+            true_cfg: true_cfg.unwrap_or(1.0),
+        },
         seed: arguments.seed,
         latents: latents.clone(),
         precision: arguments.formats.precision(),
     })
+}
+
+/// A scale, or a negative prompt, that nothing would use is refused.
+fn refuse_idle_scales(typed: &SampleImageArgs, family: &DiffusionFamily) -> Result<(), Failure> {
+    let is_own = family.guidance.is_classifier_free();
+    let is_cfg = is_own || typed.true_cfg.is_some_and(|scale| scale > 1.0);
+    let (name, hint) = if typed.guidance.is_some() && family.guidance == Guidance::None {
+        ("--guidance", "leave it out; --true-cfg guides it at half the speed")
+    } else if typed.true_cfg.is_some() && is_own {
+        ("--true-cfg", "give the scale as --guidance")
+    } else if typed.negative.is_some() && !is_cfg {
+        ("--negative", "add --true-cfg 2 or leave it out")
+    } else {
+        return Ok(());
+    };
+    let problem = format!("{name} has no effect on {} model", family.title);
+    Err(TrainerError::Request { problem, hint }.into())
 }
 
 /// Tokens beyond an encoder's maximum length are cut off, which the user should know.
@@ -309,10 +341,13 @@ fn parameters(
         negative => format!("\nNegative prompt: {negative}"),
     };
     let adapted = adapter.as_ref().map_or_else(String::new, |adapter| format!(", Lora: {adapter}"));
+    let GuidanceScales { guidance, true_cfg } = request.guidance;
+    let true_scale =
+        if true_cfg > 1.0 { format!(", True CFG scale: {true_cfg}") } else { String::new() };
     let text = format!(
-        "{}{negative}\nSteps: {}, Sampler: Euler, CFG scale: {}, Seed: {seed}, Size: {width}x{height}, \
+        "{}{negative}\nSteps: {}, Sampler: Euler, CFG scale: {guidance}{true_scale}, Seed: {seed}, Size: {width}x{height}, \
          Model: {base}{adapted}, Version: hearth {version}",
-        written.prompt, request.steps, request.guidance
+        written.prompt, request.steps
     );
     let json = serde_json::json!({
         "hearth": version,
@@ -320,7 +355,8 @@ fn parameters(
         "negative": request.negative,
         "size": request.size,
         "steps": request.steps,
-        "guidance": request.guidance,
+        "guidance": guidance,
+        "true_cfg": true_cfg,
         "seed": seed,
         "base": base,
         "adapter": adapter,

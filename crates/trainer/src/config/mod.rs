@@ -222,7 +222,7 @@ impl RawConfig {
         let mut material = TrainingData::decide(data, sample, text, generate, rows)?;
         let family = material.family(&base.path);
         if let Some(family) = family {
-            material.apply_family(family, rows);
+            material.apply_family(family, rows)?;
         }
         let adapter =
             AdapterConfig::new(adapter.decide("adapter", rows)?, &material, family, rows)?;

@@ -3,6 +3,7 @@
 use super::section::section;
 use super::value::{ImageSize, Switch};
 use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::guidance::GuidanceScales;
 
 section! {
     /// Images drawn while training.
@@ -15,12 +16,22 @@ section! {
         size: ImageSize = Default(default_size()), Multiple(16.0, 8192.0);
         /// Sampling (inference) steps. Shown: for SD3, other families have their own
         steps: usize = Default(DiffusionFamily::fallback().sampling.steps), Within(1.0, 1000.0);
-        /// Classifier-free guidance scale (CFG); 1 is without guidance. Shown: for SD3, other families have their own
+        /// Guidance scale: classifier-free guidance (CFG), where 1 is without; FLUX.1 dev takes it as an input. Shown: for SD3, other families have their own
         guidance_scale: f64 = Default(DiffusionFamily::fallback().sampling.guidance), Within(1.0, 100.0);
+        /// Classifier-free guidance with the negative prompt on top, for families that do without (FLUX.1); 1 is off, above it sampling takes twice the time
+        true_cfg_scale: f64 = Default(1.0), Within(1.0, 100.0);
         /// Seed of the first sample image; the next prompt has the next seed
         seed: u64 = Default(42), AtLeast(0.0);
         /// Negative prompt of sample images
         negative_prompt: String = Default(String::new()), Any;
+    }
+}
+
+impl SampleConfig {
+    /// The guidance scales.
+    pub fn guidance(&self) -> GuidanceScales {
+        let Self { guidance_scale, true_cfg_scale, .. } = self;
+        GuidanceScales { guidance: *guidance_scale as f32, true_cfg: *true_cfg_scale as f32 }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use super::error::ConfigError;
 use super::section::{ResolvedKeys, section};
-use super::source::ValueOrigin;
-use super::value::{Switch, words};
+use super::source::{RawValue, ValueOrigin};
+use super::value::{ConfigValue, Switch, quoted, words};
 use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::guidance::Guidance;
 use crate::model::recompute::Recompute;
-use crate::objective::flow::WeightingScheme;
+use crate::objective::flow::{TimestepShift, WeightingScheme};
 
 /// How long is trained, in what micro-batches, and by which rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,10 @@ pub struct TrainConfig {
     pub recompute: Recompute,
     /// How timesteps are sampled and weighted.
     pub weighting_scheme: WeightingScheme,
+    /// How far they are shifted towards noise.
+    pub timestep_shift: TimestepShift,
+    /// The guidance scale that the model gets as an input, if it gets one.
+    pub guidance_scale: Option<f32>,
     /// The largest norm of a step's gradient.
     pub max_grad_norm: Switch<f64>,
     /// The share that the EMA of the adapter keeps in a step.
@@ -81,6 +86,10 @@ section! {
         logit_std: f64 = Default(1.0), Above(0.0);
         /// Scale of `weighting_scheme = "mode"`: larger values sample middle timesteps more often
         mode_scale: f64 = Default(1.29), Within(-1.0, MODE_SCALE_MAX);
+        /// Shift of timesteps towards noise: `scheduler`: as the model's scheduler config says; `resolution`: by the size of the image (kohya: `flux_shift`); or a factor, 1 is none (kohya: `discrete_flow_shift`)
+        timestep_shift: TimestepShift = Default(TimestepShift::Scheduler), Within(0.01, 100.0);
+        /// Guidance scale that models with a guidance embedding (FLUX.1 dev) get in training; `off`: leaves the embedding out
+        guidance_scale: Switch<f64> = Default(Switch::On(1.0)), Within(0.0, 100.0);
         /// Max gradient norm (clipping)
         max_grad_norm: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
         /// EMA decay of the trained weights, such as 0.999; samples and results use the average
@@ -119,6 +128,35 @@ words!(WeightingSchemeKind {
     "cosmap" => Self::Cosmap,
 });
 
+impl ConfigValue for TimestepShift {
+    fn accepted() -> String {
+        "scheduler, resolution or a number".into()
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        match typed.word() {
+            Some("scheduler") => Ok(Self::Scheduler),
+            Some("resolution") => Ok(Self::Resolution),
+            _ => f64::read(typed).map(Self::Fixed).map_err(|_| typed.refuse(Self::accepted())),
+        }
+    }
+
+    fn write(&self) -> Option<String> {
+        match self {
+            Self::Scheduler => Some(quoted("scheduler")),
+            Self::Resolution => Some(quoted("resolution")),
+            Self::Fixed(shift) => shift.write(),
+        }
+    }
+
+    fn measures(&self) -> Vec<f64> {
+        match self {
+            Self::Fixed(shift) => vec![*shift],
+            Self::Scheduler | Self::Resolution => Vec::new(),
+        }
+    }
+}
+
 words!(Recompute {
     "none" => Self::None,
     "queries" => Self::Queries,
@@ -135,6 +173,9 @@ impl TrainConfig {
     ) -> Result<Self, ConfigError> {
         if let Some(family) = family {
             keys.apply_family(family, rows);
+            if family.guidance != Guidance::Embedded {
+                rows.leave_out("train.guidance_scale", &family.as_base())?;
+            }
         }
         let TrainKeys {
             steps,
@@ -148,6 +189,8 @@ impl TrainConfig {
             logit_mean: mean,
             logit_std: deviation,
             mode_scale: scale,
+            timestep_shift,
+            guidance_scale,
             max_grad_norm,
             ema,
             validate_every,
@@ -170,6 +213,11 @@ impl TrainConfig {
             seed,
             recompute,
             weighting_scheme,
+            timestep_shift,
+            guidance_scale: match guidance_scale {
+                Switch::Off => None,
+                Switch::On(scale) => Some(scale as f32),
+            },
             max_grad_norm,
             ema,
             validate_every,

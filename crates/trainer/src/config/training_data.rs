@@ -13,6 +13,7 @@ use super::text::{RawText, TextConfig};
 use super::value::{ImageSize, Switch};
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
+use crate::model::diffusion::guidance::Guidance;
 use crate::model::kind;
 use crate::text::HeldOut;
 
@@ -39,10 +40,12 @@ pub enum TrainingData {
 pub const SEQUENCE: &str = "sequence";
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 7] = [
+const IMAGE_ONLY_KEYS: [&str; 9] = [
     "base.rest",
     "base.quantise_encoders",
     "train.weighting_scheme",
+    "train.timestep_shift",
+    "train.guidance_scale",
     "train.logit_mean",
     "train.logit_std",
     "train.mode_scale",
@@ -103,13 +106,24 @@ impl TrainingData {
     }
 
     /// What samples of a family's models are like unless told otherwise.
-    pub(super) fn apply_family(&mut self, family: &DiffusionFamily, rows: &mut ResolvedKeys) {
-        let Self::Images { sample, .. } = self else { return };
+    pub(super) fn apply_family(
+        &mut self,
+        family: &DiffusionFamily,
+        rows: &mut ResolvedKeys,
+    ) -> std::result::Result<(), ConfigError> {
+        let Self::Images { sample, .. } = self else { return Ok(()) };
         let SamplingDefaults { steps, guidance, resolution: side } = family.sampling;
         rows.of_family(family, "sample.steps", &mut sample.steps, steps);
         rows.of_family(family, "sample.guidance_scale", &mut sample.guidance_scale, guidance);
         let size = ImageSize { width: side, height: side };
         rows.of_family(family, "sample.size", &mut sample.size, size);
+        if family.guidance.is_classifier_free() {
+            rows.leave_out("sample.true_cfg_scale", &family.as_base())?;
+        }
+        if family.guidance == Guidance::None {
+            rows.leave_out("sample.guidance_scale", &family.as_base())?;
+        }
+        Ok(())
     }
 
     /// Layers that get an adapter unless told otherwise.

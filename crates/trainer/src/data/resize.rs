@@ -1,7 +1,7 @@
 //! Resizes an image to its bucket: scaled until it covers the bucket, cropped, then converted to floats.
 
-use image::imageops::{self, FilterType};
-use image::{ImageBuffer, Rgb};
+use image::imageops::FilterType;
+use image::{DynamicImage, RgbImage};
 
 use super::bucket::Bucket;
 use super::decode::Pixels;
@@ -70,12 +70,12 @@ fn covering(pixels: &Pixels, [width, height]: [u32; 2]) -> [u32; 2] {
 /// models were pretrained with.
 pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     let same = [pixels.width, pixels.height] == [width, height];
-    let view: Option<ImageBuffer<Rgb<u8>, &[u8]>> =
-        ImageBuffer::from_raw(pixels.width, pixels.height, &pixels.rgb);
-    match view {
-        Some(view) if !same => {
-            let rgb = imageops::resize(&view, width, height, FilterType::Lanczos3).into_raw();
-            Pixels { width, height, rgb }
+    match RgbImage::from_raw(pixels.width, pixels.height, pixels.rgb.clone()) {
+        // Not the generic function, which would be compiled here, for size, and not in its crate, for speed.
+        Some(image) if !same => {
+            let scaled =
+                DynamicImage::from(image).resize_exact(width, height, FilterType::Lanczos3);
+            Pixels { width, height, rgb: scaled.into_bytes() }
         }
         _ => pixels.clone(),
     }

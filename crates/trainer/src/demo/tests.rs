@@ -14,6 +14,7 @@ use super::{DemoStyle, Scene};
 use crate::model::adapter::Adapters;
 use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::sd3::Sd3;
 use crate::model::files::{self, WeightFiles};
 use crate::model::host::to_vec;
@@ -91,7 +92,7 @@ fn the_parts_fit_and_draw_an_image() {
         negative: String::new(),
         size: [SIDE, SIDE],
         steps: 2,
-        guidance: 3.0,
+        guidance: GuidanceScales { guidance: 3.0, true_cfg: 1.0 },
         seed: 1,
         latents: None,
         precision: Precision::plain(Dtype::F32),

@@ -58,6 +58,7 @@ pub fn sample_options(config: &RunConfig) -> Vec<String> {
             options.add_unless("--size", format!("{width}x{height}"), &format!("{side}x{side}"));
             options.add_unless("--steps", sample.steps, &defaults.steps.to_string());
             options.add_unless("--guidance", sample.guidance_scale, &defaults.guidance.to_string());
+            options.add_unless("--true-cfg", sample.true_cfg_scale, "1");
             options.add_unless("--negative", &sample.negative_prompt, "");
         }
         TrainingData::Texts { generate, .. } => {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use weights::Catalog;
 
 use super::diffusion::Pipeline;
-use super::diffusion::denoiser::FAMILIES;
+use super::diffusion::denoiser::{DenoiserConfig, FAMILIES};
 use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
 use super::llama::language_model::LanguageModel;
 use super::llama::names;
@@ -68,23 +68,26 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
         Some(DetectedModel::Other(name)) => (name, SO_FAR),
     };
     let expected = match needed {
-        ModelKind::Image => "an SD3 or SD3.5 image model",
+        ModelKind::Image => IMAGE_MODELS,
         ModelKind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
     };
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
 }
 
-/// The family of the diffusion model at a path, or of the published one that it is named after; `None` where that
-/// cannot be detected. Reads only headers.
+/// The family, or the variant of one, of the diffusion model at a path, or of the published one that it is named
+/// after; `None` where that cannot be detected. Reads only headers.
 pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
     if path.is_dir() {
-        return DiffusionFamily::of_pipeline(&pipeline_class(path).ok()?);
+        let family = DiffusionFamily::of_pipeline(&pipeline_class(path).ok()?)?;
+        let config = DenoiserConfig::read(family, &path.join("transformer/config.json"));
+        return Some(config.map_or(family, |config| config.family()));
     }
-    let published = || PublishedPipeline::by_path(path).map(|(family, _)| family);
-    match Catalog::open(path) {
-        Ok(catalog) => family_of_checkpoint(&catalog),
-        Err(_) => published(),
-    }
+    let Ok(catalog) = Catalog::open(path) else {
+        return PublishedPipeline::by_path(path).map(|(_, model)| (model.config)().family());
+    };
+    let family = family_of_checkpoint(&catalog)?;
+    let config = DenoiserConfig::of_checkpoint(family, &catalog, Path::new("")).ok().flatten();
+    Some(config.map_or(family, |(config, _)| config.family()))
 }
 
 /// The family whose original layout a checkpoint has.
@@ -98,7 +101,8 @@ fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 
-const SO_FAR: &str = "hearth trains SD3 and SD3.5 image models (a diffusers folder, or a checkpoint) and Llama, \
+const IMAGE_MODELS: &str = "an SD3, SD3.5 or FLUX.1 image model";
+const SO_FAR: &str = "hearth trains SD3, SD3.5 and FLUX.1 image models (a diffusers folder, or a checkpoint) and Llama, \
                       Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
@@ -161,8 +165,7 @@ const PIPELINES: [(&str, &str); 12] = [
 ];
 
 fn from_pipeline(class: &str) -> DetectedModel {
-    if let Some(family) = DiffusionFamily::of_pipeline(class).filter(|family| !family.is_plan_only)
-    {
+    if let Some(family) = DiffusionFamily::of_pipeline(class) {
         return DetectedModel::Known(
             ModelKind::Image,
             format!("{} image model ({class})", family.title),
@@ -198,13 +201,12 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
 }
 
 /// Parts of tensor names that identify a kind of file, the most specific first.
-const NAME_MARKERS: [(&str, &str); 19] = [
+const NAME_MARKERS: [(&str, &str); 18] = [
     (".lora_A.", "a LoRA adapter"),
     (".lora_down.", "a LoRA adapter"),
     (".lora.down.", "a LoRA adapter"),
     (".hada_w1_a", "a LoHa adapter"),
     (".lokr_w1", "a LoKr adapter"),
-    ("double_blocks.0.img_attn", "a FLUX.1 checkpoint"),
     ("single_transformer_blocks.0.", "the transformer of a FLUX.1 pipeline alone"),
     ("conditioner.embedders.1.", "an SDXL checkpoint"),
     ("cond_stage_model.transformer.", "a Stable Diffusion 1.5 checkpoint"),
@@ -227,8 +229,7 @@ const NAME_MARKERS: [(&str, &str); 19] = [
 fn from_names(catalog: &Catalog, path: &Path) -> Option<DetectedModel> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
     // Checkpoints hold other parts beside the model.
-    let is_usable = |family: &&DiffusionFamily| !family.is_plan_only && !has(".lora_");
-    if let Some(family) = family_of_checkpoint(catalog).filter(is_usable) {
+    if let Some(family) = family_of_checkpoint(catalog).filter(|_| !has(".lora_")) {
         return Some(DetectedModel::Known(
             ModelKind::Image,
             format!("{} checkpoint", family.title),
@@ -240,4 +241,17 @@ fn from_names(catalog: &Catalog, path: &Path) -> Option<DetectedModel> {
     let (_, what) = NAME_MARKERS.iter().find(|(mark, _)| has(mark))?;
     let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
     Some(DetectedModel::Other(if is_gguf { format!("{what} (GGUF)") } else { (*what).to_owned() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_named_where_another_model_is_refused() {
+        for family in FAMILIES {
+            let name = family.title.split(' ').nth(1).unwrap();
+            assert!(IMAGE_MODELS.contains(name) && SO_FAR.contains(name), "{name}");
+        }
+    }
 }

@@ -57,6 +57,18 @@ impl WeightingScheme {
     }
 }
 
+/// How far the timesteps of training are shifted towards noise.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum TimestepShift {
+    /// As the scheduler of the model says; a shift that depends on the image's size is for sampling only.
+    #[default]
+    Scheduler,
+    /// By the number of an image's tokens, as FLUX shifts sigmas in sampling.
+    Resolution,
+    /// By this factor.
+    Fixed(f64),
+}
+
 /// A timestep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestep {
@@ -77,7 +89,8 @@ mod tests {
     use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing, TrainTimesteps};
 
     fn timesteps() -> TrainTimesteps {
-        FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained).train_timesteps()
+        FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained)
+            .train_timesteps(TimestepShift::Scheduler)
     }
 
     /// What diffusers computed.
@@ -100,8 +113,8 @@ mod tests {
 
     #[test]
     fn timesteps_are_those_of_the_reference() {
-        let TrainTimesteps(timesteps) = timesteps();
-        let of = |get: fn(&Timestep) -> f32| timesteps.iter().map(get).collect::<Vec<_>>();
+        let of =
+            |get: fn(&Timestep) -> f32| timesteps().listed().iter().map(get).collect::<Vec<_>>();
         check("out.sd3_shift3.sigmas", &of(|timestep| timestep.sigma), 0.0);
         check("out.sd3_shift3.timesteps", &of(|timestep| timestep.t), 0.0);
     }
@@ -126,7 +139,7 @@ mod tests {
     fn loss_weights_are_those_of_the_reference() {
         let timesteps = timesteps();
         let drawn: Vec<Timestep> =
-            recorded("in.u").iter().map(|u| timesteps.at(f64::from(*u))).collect();
+            recorded("in.u").iter().map(|u| timesteps.at(f64::from(*u), 0)).collect();
         let of = |get: &dyn Fn(&Timestep) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
         check("out.sd3_shift3.t_of_u", &of(&|timestep| timestep.t), 0.0);
         check("out.sd3_shift3.sigma_of_u", &of(&|timestep| timestep.sigma), 0.0);
@@ -142,7 +155,7 @@ mod tests {
     #[test]
     fn the_last_fraction_has_a_timestep() {
         let timesteps = timesteps();
-        assert_eq!(timesteps.at(1.0).t, timesteps.at(0.9999).t);
-        assert_eq!(timesteps.at(0.0), Timestep { sigma: 1.0, t: 1000.0 });
+        assert_eq!(timesteps.at(1.0, 0).t, timesteps.at(0.9999, 0).t);
+        assert_eq!(timesteps.at(0.0, 0), Timestep { sigma: 1.0, t: 1000.0 });
     }
 }

@@ -20,6 +20,7 @@ use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
+use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::scheduler;
 use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
 use crate::model::diffusion::vae::LatentShape;
@@ -38,8 +39,8 @@ pub struct ImageRequest {
     pub size: [usize; 2],
     /// Denoising steps.
     pub steps: usize,
-    /// Guidance scale; classifier-free guidance is off up to 1.
-    pub guidance: f32,
+    /// Guidance scales.
+    pub guidance: GuidanceScales,
     /// The first image's seed; each next image has the next.
     pub seed: u64,
     /// Initial noise instead of the seed: a file with a tensor `latents` [images,
@@ -153,8 +154,8 @@ impl<'a> SampleJob<'a> {
             plan_encoding(&pipeline.encoders, request.precision, n_texts, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
-        let is_guided = pipeline.family().guidance.needs_negative(request.guidance);
-        let pairings = if is_guided { vec![true, false] } else { vec![false] };
+        let cfg_scale = pipeline.family().guidance.cfg_scale(request.guidance);
+        let pairings = if cfg_scale.is_some() { vec![true, false] } else { vec![false] };
         let (is_paired, peak_bytes) = first_fitting(kind, limit, pairings, |device, is_paired| {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
         })?;
@@ -351,10 +352,10 @@ impl GuidedDenoiser<'_> {
         negative: &Condition,
     ) -> Result<Vec<f32>> {
         let SampleJob { pipeline, request } = self.job;
-        let (guidance, scale) = (pipeline.family().guidance, request.guidance);
-        if !guidance.needs_negative(scale) {
+        let guidance = pipeline.family().guidance;
+        let Some(scale) = guidance.cfg_scale(request.guidance) else {
             return self.predict(latents, sigma, &[prompt]);
-        }
+        };
         let patch = pipeline.transformer.config.latent_spec().patch_size;
         let shape = self.job.latent_shape();
         if self.is_cfg_batched {
@@ -374,7 +375,7 @@ impl GuidedDenoiser<'_> {
         let tape = Tape::inference(self.device, self.params, 0);
         let shape = self.job.latent_shape().batch(samples);
         let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
-        let embedded = pipeline.family().guidance.embedded(request.guidance, samples);
+        let embedded = pipeline.family().guidance.embedded(request.guidance.guidance, samples);
         let input = DenoiserInput {
             latents: &latents,
             timesteps: &vec![pipeline.schedule.timestep(sigma); samples],

@@ -71,11 +71,6 @@ macro_rules! families {
             pub fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Denoiser> {
                 Ok(match self { $(Self::$name(config) => Denoiser::$name(Box::new(config.build(build)?)),)+ })
             }
-
-            /// The family.
-            pub fn family(&self) -> &'static DiffusionFamily {
-                match self { $(Self::$name(_) => &$folder::FAMILY,)+ }
-            }
         }
 
         $(impl From<$folder::$config> for DenoiserConfig {
@@ -95,6 +90,9 @@ families! {
 pub trait Architecture: DeserializeOwned {
     /// The model, loaded.
     type Model: DenoiserNetwork;
+
+    /// The facts of its family, or of the variant that the config is of.
+    fn family(&self) -> &'static DiffusionFamily;
 
     /// Checks that all of it is supported.
     fn check(&self) -> std::result::Result<(), Unsupported>;
@@ -216,6 +214,11 @@ impl DenoiserOutput {
 }
 
 impl DenoiserConfig {
+    /// The facts of its family, or of the variant that it is.
+    pub fn family(&self) -> &'static DiffusionFamily {
+        dispatch!(Self, self, config => config.family())
+    }
+
     /// All tensors of the model, by diffusers' names.
     pub fn tensor_specs(&self) -> Result<Vec<TensorSpec>> {
         tensor_specs(|build| self.build(build))

@@ -16,8 +16,6 @@ pub struct DiffusionFamily {
     pub name: &'static str,
     /// As people call its models, with the article.
     pub title: &'static str,
-    /// Whether it can only be planned so far: its whole pipeline was not compared with the reference yet.
-    pub is_plan_only: bool,
     /// The classes of its pipelines in `model_index.json`; the first is text-to-image.
     pub pipelines: &'static [&'static str],
     /// The class of its transformer.
@@ -87,6 +85,11 @@ impl DiffusionFamily {
     /// The family whose pipelines are called so.
     pub fn of_pipeline(class: &str) -> Option<&'static Self> {
         FAMILIES.iter().copied().find(|family| family.pipelines.contains(&class))
+    }
+
+    /// A base of it, in messages.
+    pub fn as_base(&self) -> String {
+        format!("{} base", self.title)
     }
 
     /// The default LoRA targets.

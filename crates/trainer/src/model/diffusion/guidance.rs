@@ -2,6 +2,15 @@
 
 use super::vae::LatentShape;
 
+/// The scales of guidance that images are sampled with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GuidanceScales {
+    /// The family's own kind of guidance.
+    pub guidance: f32,
+    /// Classifier-free guidance on top, for families whose own kind is another; 1 is without.
+    pub true_cfg: f32,
+}
+
 /// The kind of guidance of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guidance {
@@ -17,20 +26,20 @@ pub enum Guidance {
 }
 
 impl Guidance {
-    /// Whether a negative prompt is used at this scale.
-    pub fn needs_negative(self, scale: f32) -> bool {
-        matches!(self, Self::ClassifierFree | Self::Rescaled) && scale > 1.0
+    /// Whether classifier-free guidance is the family's own kind.
+    pub fn is_classifier_free(self) -> bool {
+        matches!(self, Self::ClassifierFree | Self::Rescaled)
+    }
+
+    /// The scale of classifier-free guidance, if there is any: a negative prompt is used then.
+    pub fn cfg_scale(self, scales: GuidanceScales) -> Option<f32> {
+        let scale = if self.is_classifier_free() { scales.guidance } else { scales.true_cfg };
+        (scale > 1.0).then_some(scale)
     }
 
     /// The scale as an input of the model for each of `n` samples.
     pub fn embedded(self, scale: f32, n: usize) -> Option<Vec<f32>> {
         (self == Self::Embedded).then(|| vec![scale; n])
-    }
-
-    /// The embedded scale in training. Taken: 1 in most trainers, so that samples at the usual scale are guided
-    /// versions of what was trained.
-    pub fn training_scale(self, n: usize) -> Option<Vec<f32>> {
-        self.embedded(1.0, n)
     }
 
     /// The guided velocity, from those without and with the prompt; tokens of the latents are squares of `patch`.
@@ -100,11 +109,15 @@ mod tests {
 
     #[test]
     fn a_negative_prompt_is_used_only_where_there_are_two_predictions() {
-        assert!(
-            Guidance::ClassifierFree.needs_negative(2.0) && Guidance::Rescaled.needs_negative(4.0)
-        );
-        assert!(!Guidance::ClassifierFree.needs_negative(1.0));
-        assert!(!Guidance::Embedded.needs_negative(3.5) && !Guidance::None.needs_negative(3.5));
+        let scales = |guidance, true_cfg| GuidanceScales { guidance, true_cfg };
+        for own in [Guidance::ClassifierFree, Guidance::Rescaled] {
+            assert_eq!(own.cfg_scale(scales(4.0, 1.0)), Some(4.0));
+            assert_eq!(own.cfg_scale(scales(1.0, 1.0)), None);
+        }
+        for other in [Guidance::Embedded, Guidance::None] {
+            assert_eq!(other.cfg_scale(scales(3.5, 1.0)), None);
+            assert_eq!(other.cfg_scale(scales(3.5, 2.0)), Some(2.0));
+        }
         assert_eq!(Guidance::Embedded.embedded(3.5, 2), Some(vec![3.5; 2]));
         assert_eq!(Guidance::ClassifierFree.embedded(3.5, 2), None);
     }

@@ -7,7 +7,7 @@
 use serde::Deserialize;
 
 use crate::model::config::Unsupported;
-use crate::objective::flow::Timestep;
+use crate::objective::flow::{Timestep, TimestepShift};
 
 /// What `scheduler/scheduler_config.json` says, and the family's spacing of sigmas.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -186,7 +186,12 @@ impl FlowMatchScheduler {
     }
 
     /// The training timesteps.
-    pub fn train_timesteps(&self) -> TrainTimesteps {
+    pub fn train_timesteps(&self, shift: TimestepShift) -> TrainTimesteps {
+        let (listed, by_tokens) = (self.listed_timesteps(), self.dynamic_shift);
+        TrainTimesteps { listed, shift, by_tokens }
+    }
+
+    fn listed_timesteps(&self) -> Vec<Timestep> {
         let n = self.num_train_timesteps;
         let shift = self.train_shift() as f32;
         // In f32 as the reference, since these values are the model's input.
@@ -194,7 +199,7 @@ impl FlowMatchScheduler {
             let sigma = index as f32 / n as f32;
             self.timestep(shift * sigma / (1.0 + (shift - 1.0) * sigma))
         };
-        TrainTimesteps((1..=n).rev().map(level).collect())
+        (1..=n).rev().map(level).collect()
     }
 
     /// The shift in training: a dynamic shift is for sampling only.
@@ -252,15 +257,32 @@ fn empirical_mu(tokens: f64, steps: f64) -> f64 {
     at_200 + per_step * (steps - 200.0)
 }
 
-/// The training timesteps, from most noise to least.
+/// The timesteps of training.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TrainTimesteps(pub Vec<Timestep>);
+pub struct TrainTimesteps {
+    listed: Vec<Timestep>,
+    shift: TimestepShift,
+    by_tokens: DynamicShift,
+}
 
 impl TrainTimesteps {
-    /// The timestep at a fraction from 0 to 1.
-    pub fn at(&self, fraction: f64) -> Timestep {
-        let index = (fraction * self.0.len() as f64) as usize;
-        self.0[index.min(self.0.len() - 1)]
+    /// The scheduler's, from most noise to least.
+    pub fn listed(&self) -> &[Timestep] {
+        &self.listed
+    }
+
+    /// The timestep at a fraction from 0, most noise, to 1, for an image of so many tokens.
+    pub fn at(&self, fraction: f64, tokens: usize) -> Timestep {
+        let n = self.listed.len();
+        let shift = match self.shift {
+            TimestepShift::Scheduler => {
+                return self.listed[((fraction * n as f64) as usize).min(n - 1)];
+            }
+            TimestepShift::Resolution => self.by_tokens.mu(tokens as f64).exp(),
+            TimestepShift::Fixed(shift) => shift,
+        };
+        let sigma = shifted(shift, (1.0 - fraction).max(1.0 / n as f64)) as f32;
+        Timestep { sigma, t: sigma * n as f32 }
     }
 }
 

@@ -47,8 +47,7 @@ impl<'a> ImageLoader<'a> {
         let makes_samples = traits::Task::makes_samples(&task);
         let samples =
             makes_samples.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
-        let timesteps = task.pipeline.schedule.train_timesteps();
-        let noise = NoiseSampler { timesteps, scheme: config.train.weighting_scheme, seed };
+        let noise = task.noise_sampler();
         let (order, folder) =
             (index.batch_sampler(config.train.batch_size, seed), task.data.images.clone());
         Ok(Self { index, order, noise, folder, samples })

@@ -27,6 +27,7 @@ use crate::cache::scaled::RESOLUTIONS;
 use crate::cache::{CacheBuilder, CacheIndex, CacheRequest, CachedLatents, plan_images};
 use crate::config::data::DataConfig;
 use crate::config::sample::SampleConfig;
+use crate::config::train::TrainConfig;
 use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
 use crate::data::Bucket;
@@ -42,7 +43,6 @@ use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::objective::flow::WeightingScheme;
 use crate::plan::{Plan, PlanRequest, choose, dry_run, memory_levels};
 use crate::progress;
 use crate::sample::encoding::plan_encoding;
@@ -61,6 +61,8 @@ pub struct DiffusionTask<'a> {
     pub sample: &'a SampleConfig,
     /// Their size.
     pub sample_size: ImageSize,
+    /// How is trained.
+    pub train: &'a TrainConfig,
 }
 
 /// Images of one size with their prompts.
@@ -73,7 +75,7 @@ impl<'a> DiffusionTask<'a> {
     /// The task of a job; an error if it trains on texts.
     pub fn new(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.data.images()?;
-        Ok(Self { pipeline, data, sample, sample_size: sample.size })
+        Ok(Self { pipeline, data, sample, sample_size: sample.size, train: &config.train })
     }
 }
 
@@ -119,7 +121,10 @@ impl Task for DiffusionTask<'_> {
         let device = tape.device();
         let NoisyLatents { noisy, velocity } =
             noisy_latents(samples, device, &self.pipeline.vae.statistics(), dtype)?;
-        let guidance = self.pipeline.family().guidance.training_scale(samples.len());
+        let guidance = self
+            .train
+            .guidance_scale
+            .and_then(|scale| self.pipeline.family().guidance.embedded(scale, samples.len()));
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = DenoiserInput {
             latents: &noisy,
@@ -134,8 +139,7 @@ impl Task for DiffusionTask<'_> {
     }
 
     fn dummy_micro_batch(&self, size: Bucket, n: usize) -> Result<ImageMicroBatch> {
-        let timesteps = self.pipeline.schedule.train_timesteps();
-        let noise = NoiseSampler { timesteps, scheme: WeightingScheme::Uniform, seed: 0 };
+        let noise = self.noise_sampler();
         let shape = self.pipeline.latent_shape([size.width, size.height]);
         let zeros = || vec![0.0; shape.count()];
         let latents = Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape });
@@ -221,6 +225,17 @@ impl Task for DiffusionTask<'_> {
         let least = (resolutions.last().copied(), samples.last().copied());
         let all = of_samples.chain(of_images).chain(both).chain([least]);
         all.map(|(resolution, side)| self.with_sizes(resolution, side, dataset)).collect()
+    }
+}
+
+impl DiffusionTask<'_> {
+    fn noise_sampler(&self) -> NoiseSampler {
+        NoiseSampler {
+            timesteps: self.pipeline.schedule.train_timesteps(self.train.timestep_shift),
+            scheme: self.train.weighting_scheme,
+            patch_size: self.pipeline.transformer.config.latent_spec().patch_size,
+            seed: self.train.seed,
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub struct NoiseSampler {
     pub timesteps: TrainTimesteps,
     /// How often each is drawn, and its loss weight.
     pub scheme: WeightingScheme,
+    /// Pixels of a latent along a token's side.
+    pub patch_size: usize,
     /// The run's.
     pub seed: u64,
 }
@@ -48,7 +50,8 @@ impl NoiseSampler {
     pub fn draw(&self, EncodedSample { latents, prompt, draw }: &EncodedSample) -> NoisySample {
         let random = self.random(Purpose::Timesteps, *draw);
         let (uniform, normal) = (random.uniform(0), random.normal(2));
-        let timestep = self.timesteps.at(self.scheme.sample_u(uniform.into(), normal.into()));
+        let timestep =
+            self.timestep(self.scheme.sample_u(uniform.into(), normal.into()), latents.shape);
         NoisySample {
             latents: Arc::clone(latents),
             prompt: Arc::clone(prompt),
@@ -71,11 +74,15 @@ impl NoiseSampler {
         NoisySample {
             latents: Arc::clone(latents),
             prompt: Arc::clone(prompt),
-            timestep: self.timesteps.at(u),
+            timestep: self.timestep(u, latents.shape),
             weight: 1.0,
             latent_noise: None,
             noise: self.random(Purpose::HeldOut, index),
         }
+    }
+
+    fn timestep(&self, u: f64, LatentShape { height, width, .. }: LatentShape) -> Timestep {
+        self.timesteps.at(u, (height / self.patch_size) * (width / self.patch_size))
     }
 
     fn random(&self, purpose: Purpose, number: u64) -> RandomSequence {

@@ -39,7 +39,7 @@ impl<'a> SampleImageWriter<'a> {
             negative: sample.negative_prompt.clone(),
             size: [size.width, size.height],
             steps: sample.steps,
-            guidance: sample.guidance_scale as f32,
+            guidance: sample.guidance(),
             seed: sample.seed,
             latents: None,
             precision,

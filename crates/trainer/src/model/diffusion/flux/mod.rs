@@ -32,28 +32,10 @@ use crate::objective::flow::WeightingScheme;
 pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "flux",
     title: "a FLUX.1",
-    is_plan_only: true,
     pipelines: &["FluxPipeline"],
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
-    encoders: &[
-        TextEncoderSpec {
-            name: "clip-l",
-            position: 1,
-            tokenizer: "tokenizer",
-            kind: EncoderKind::Clip,
-            prompt_length: PromptLength::Positions(77),
-            is_optional: false,
-        },
-        TextEncoderSpec {
-            name: T5_NAME,
-            position: 2,
-            tokenizer: "tokenizer_2",
-            kind: EncoderKind::T5,
-            prompt_length: PromptLength::Index(512),
-            is_optional: false,
-        },
-    ],
+    encoders: &[CLIP, T5],
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,
     // Taken: the defaults of diffusers' `FluxPipeline`.
@@ -80,6 +62,34 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         tag: "flux",
     },
     published: published::ALL,
+};
+
+/// FLUX.1 schnell: distilled to four steps without guidance, and to shorter prompts.
+const SCHNELL: DiffusionFamily = DiffusionFamily {
+    title: "a FLUX.1 schnell",
+    encoders: &[CLIP, TextEncoderSpec { prompt_length: PromptLength::Index(256), ..T5 }],
+    guidance: Guidance::None,
+    sampling: SamplingDefaults { steps: 4, guidance: 1.0, resolution: 1024 },
+    export: ExportMetadata { architecture: "flux-1-schnell/lora", ..FAMILY.export },
+    ..FAMILY
+};
+
+const CLIP: TextEncoderSpec = TextEncoderSpec {
+    name: "clip-l",
+    position: 1,
+    tokenizer: "tokenizer",
+    kind: EncoderKind::Clip,
+    prompt_length: PromptLength::Positions(77),
+    is_optional: false,
+};
+
+const T5: TextEncoderSpec = TextEncoderSpec {
+    name: T5_NAME,
+    position: 2,
+    tokenizer: "tokenizer_2",
+    kind: EncoderKind::T5,
+    prompt_length: PromptLength::Index(512),
+    is_optional: false,
 };
 
 /// What `transformer/config.json` says.
@@ -127,6 +137,11 @@ impl FluxConfig {
 
 impl Architecture for FluxConfig {
     type Model = Flux;
+
+    /// Only schnell takes no guidance scale.
+    fn family(&self) -> &'static DiffusionFamily {
+        if self.guidance_embeds { &FAMILY } else { &SCHNELL }
+    }
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
         let (n, d) = (self.axes_dims_rope.iter().sum::<usize>(), self.attention_head_dim);

@@ -35,7 +35,6 @@ use crate::objective::flow::WeightingScheme;
 pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "sd3",
     title: "an SD3",
-    is_plan_only: false,
     pipelines: &[
         "StableDiffusion3Pipeline",
         "StableDiffusion3Img2ImgPipeline",
@@ -156,7 +155,10 @@ impl Sd3Config {
 impl Architecture for Sd3Config {
     type Model = Sd3;
 
-    /// Checks that all of it is supported.
+    fn family(&self) -> &'static DiffusionFamily {
+        &FAMILY
+    }
+
     fn check(&self) -> std::result::Result<(), Unsupported> {
         Unsupported::unless(
             self.caption_projection_dim == self.width(),
