@@ -138,7 +138,7 @@ pub fn verify(
         }
         "CLIPTextModelWithProjection" => {
             let config = config::read_checked(&path, clip::ClipConfig::check)?;
-            verifier.compare(&clip::layout(), |build| ClipTextModel::new(&config, build))?
+            verifier.compare(&clip::layout(&catalog), |build| ClipTextModel::new(&config, build))?
         }
         "T5EncoderModel" => {
             let config = config::read_checked(&path, t5::T5Config::check)?;

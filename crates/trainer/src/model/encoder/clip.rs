@@ -6,6 +6,7 @@
 use compute::ops::{Activation, Attention};
 use compute::{Result as Computed, Tape, Var};
 use serde::Deserialize;
+use weights::Catalog;
 
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
@@ -128,18 +129,22 @@ impl ClipConfig {
     }
 }
 
-/// Files may also hold a `position_ids` buffer, and the image encoder.
-pub fn layout() -> CheckpointLayout<'static> {
+/// Files may also hold a `position_ids` buffer, and the image encoder. Those of newer transformers without a projection
+/// leave out the prefix.
+pub fn layout(catalog: &Catalog) -> CheckpointLayout<'static> {
+    const PREFIX: &str = "text_model.";
+    let is_short = !catalog.tensors.iter().any(|tensor| tensor.name.starts_with(PREFIX));
+    let stored = move |name: &str| match name.strip_prefix(PREFIX) {
+        Some(short) if is_short => vec![TensorPiece::whole(short)],
+        _ => vec![TensorPiece::whole(name)],
+    };
     let is_spare = |name: &str| {
-        name == "text_model.embeddings.position_ids"
+        name.ends_with("embeddings.position_ids")
             || ["vision_model.", "visual_projection.", "logit_scale"]
                 .iter()
                 .any(|start| name.starts_with(start))
     };
-    CheckpointLayout {
-        pieces: Box::new(|name| vec![TensorPiece::whole(name)]),
-        ignores: Box::new(is_spare),
-    }
+    CheckpointLayout { pieces: Box::new(stored), ignores: Box::new(is_spare) }
 }
 
 /// The text model.

@@ -197,7 +197,7 @@ impl TextEncoder {
 
     fn layout(&self) -> CheckpointLayout<'_> {
         match self.part.config {
-            EncoderConfig::Clip(_) => clip::layout(),
+            EncoderConfig::Clip(_) => clip::layout(&self.part.catalog),
             EncoderConfig::T5(_) => t5::layout(&self.part.catalog),
         }
     }
