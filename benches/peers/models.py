@@ -13,6 +13,7 @@ import time
 import torch
 
 WARM_UP, RANK, CONTEXT, PICTURE = 2, 16, 333, 256
+TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"]
 
 
 def status(field):
@@ -21,8 +22,8 @@ def status(field):
 
 
 def sd3(heads, head, blocks, side, dtype):
+    import peft
     from diffusers import SD3Transformer2DModel
-    from peft import LoraConfig
 
     yield
     model = SD3Transformer2DModel(
@@ -30,15 +31,37 @@ def sd3(heads, head, blocks, side, dtype):
         num_attention_heads=heads, attention_head_dim=head, joint_attention_dim=4096,
         caption_projection_dim=heads * head, pooled_projection_dim=2048, pos_embed_max_size=96,
     ).to(dtype).requires_grad_(False)
-    model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, init_lora_weights="gaussian",
-                                 target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"]))
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
     latents, target = torch.randn(2, 1, 16, side, side, dtype=dtype)
     inputs = dict(hidden_states=latents, timestep=torch.tensor([500.0]),
                   encoder_hidden_states=torch.randn(1, CONTEXT, 4096, dtype=dtype),
                   pooled_projections=torch.randn(1, 2048, dtype=dtype))
+    yield training_step(model, inputs, target, dtype)
+
+
+def flux(blocks, side, dtype):
+    import peft
+    from diffusers import FluxTransformer2DModel
+
+    yield
+    model = FluxTransformer2DModel(
+        num_layers=blocks, num_single_layers=blocks, guidance_embeds=True).to(dtype).requires_grad_(False)
+    latents, target = torch.randn(2, 1, (side // 2) ** 2, 64, dtype=dtype)
+    places = [[0, row, column] for row in range(side // 2) for column in range(side // 2)]
+    inputs = dict(hidden_states=latents, timestep=torch.tensor([0.5]), guidance=torch.tensor([3.5]),
+                  encoder_hidden_states=torch.randn(1, 512, 4096, dtype=dtype),
+                  pooled_projections=torch.randn(1, 768, dtype=dtype),
+                  img_ids=torch.tensor(places, dtype=torch.float32), txt_ids=torch.zeros(512, 3))
+    yield training_step(model, inputs, target, dtype)
+
+
+def training_step(model, inputs, target, dtype):
+    """Forward and backward of an adapter on a frozen transformer."""
+    from peft import LoraConfig
+
+    model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, init_lora_weights="gaussian", target_modules=TARGETS))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
     def run():
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
@@ -46,7 +69,7 @@ def sd3(heads, head, blocks, side, dtype):
         (out.float() - target.float()).square().mean().backward()
         model.zero_grad(set_to_none=True)
 
-    yield run
+    return run
 
 
 def clip(dtype):
@@ -97,6 +120,7 @@ def vae(encode, dtype):
 MODELS = {
     "sd3-tiny": lambda dtype: sd3(4, 16, 2, 16, dtype),
     "sd3-mid": lambda dtype: sd3(8, 64, 8, 64, dtype),
+    "flux-mid": lambda dtype: flux(1, 64, dtype),
     "clip-l": clip,
     "t5": t5,
     "vae-encode": lambda dtype: vae(True, dtype),
@@ -114,7 +138,7 @@ def main(job):
     before = status("VmRSS")
     run = next(made)
     walls, cpus = [], []
-    with torch.set_grad_enabled(job["model"].startswith("sd3")):
+    with torch.set_grad_enabled(job["model"].startswith(("sd3", "flux"))):
         for repeat in range(WARM_UP + job["repeats"]):
             wall, cpu = time.perf_counter(), time.process_time()
             run()

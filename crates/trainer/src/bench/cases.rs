@@ -8,13 +8,15 @@ pub mod text;
 use std::ops::Range;
 
 use compute::ops::{self, AdamW, Moments, adamw, global_norm};
-use compute::{Device, Dtype, Gradients, Params, RandomSequence, Tape, Tensor};
+use compute::{Device, Dtype, Gradients, Params, Quantisation, RandomSequence, Tape, Tensor};
 
 use crate::error::Result;
 use crate::model::adapter::{AdapterTarget, Adapters};
-use crate::model::build::{ModelBuilder, Precision, RandomWeights, tensor_specs};
+use crate::model::build::{ModelBuilder, Precision, RandomWeights};
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput};
+use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput, LatentSpec};
+use crate::model::diffusion::flux::{self, flux1_dev};
+use crate::model::diffusion::guidance::Guidance;
 use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
 use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
@@ -30,6 +32,8 @@ pub enum BenchCase {
     Sd3Tiny,
     /// The same, eight blocks of width 512, an image of 512 pixels a side.
     Sd3Mid,
+    /// The same on FLUX.1 dev with one double-stream and one single-stream block.
+    FluxMid,
     /// A prompt through CLIP-L, as it is published.
     ClipL,
     /// A prompt through eight blocks of a T5 of width 1024.
@@ -42,6 +46,8 @@ pub enum BenchCase {
     Sd3Medium,
     /// The same on Stable Diffusion 3.5 large.
     Sd35Large,
+    /// The same on FLUX.1 dev.
+    Flux1Dev,
 }
 
 /// How a transformer is trained.
@@ -55,27 +61,38 @@ pub struct BenchSettings {
     pub recompute: Recompute,
     /// Block offloading.
     pub offload: Offload,
+    /// Quantisation of the frozen weights.
+    pub quantise: Option<Quantisation>,
 }
 
 impl BenchCase {
     /// Those that fit on any computer.
-    pub const SMALL: [Self; 6] =
-        [Self::Sd3Tiny, Self::Sd3Mid, Self::ClipL, Self::T5, Self::VaeEncode, Self::VaeDecode];
+    pub const SMALL: [Self; 7] = [
+        Self::Sd3Tiny,
+        Self::Sd3Mid,
+        Self::FluxMid,
+        Self::ClipL,
+        Self::T5,
+        Self::VaeEncode,
+        Self::VaeDecode,
+    ];
 
     /// Those of full size.
-    pub const FULL: [Self; 2] = [Self::Sd3Medium, Self::Sd35Large];
+    pub const FULL: [Self; 3] = [Self::Sd3Medium, Self::Sd35Large, Self::Flux1Dev];
 
     /// As it is called on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sd3Tiny => "sd3-tiny",
             Self::Sd3Mid => "sd3-mid",
+            Self::FluxMid => "flux-mid",
             Self::ClipL => "clip-l",
             Self::T5 => "t5",
             Self::VaeEncode => "vae-encode",
             Self::VaeDecode => "vae-decode",
             Self::Sd3Medium => "sd3-medium",
             Self::Sd35Large => "sd3.5-large",
+            Self::Flux1Dev => "flux1-dev",
         }
     }
 
@@ -90,11 +107,12 @@ impl BenchCase {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
             _ => Adapters::random_init(targets(), Vec::new(), SEED),
         };
-        let precision = Precision { offload: settings.offload, ..Precision::plain(dtype) };
+        let BenchSettings { offload, quantise, .. } = settings;
+        let precision = Precision { offload, base: quantise, ..Precision::plain(dtype) };
         let transformer = self.transformer();
         let mut source = match &transformer {
-            Some((config, _)) => {
-                let all = tensor_specs(|build| DenoiserConfig::from(config.clone()).build(build))?;
+            Some(case) => {
+                let all = case.config.tensor_specs()?;
                 RandomWeights::with_block_swap(device, precision, SEED, &all)?
             }
             None => RandomWeights::new(precision, SEED),
@@ -104,9 +122,14 @@ impl BenchCase {
             device.normal(compute::Shape::new(shape), dtype, 1.0, RandomSequence::new(SEED, 9))
         };
         let work = match self {
-            Self::Sd3Tiny | Self::Sd3Mid | Self::Sd3Medium | Self::Sd35Large => {
-                let (config, side) = transformer.expect("these are the transformers");
-                sd3_work(build, &config, side, settings, &normal)?
+            Self::Sd3Tiny
+            | Self::Sd3Mid
+            | Self::FluxMid
+            | Self::Sd3Medium
+            | Self::Sd35Large
+            | Self::Flux1Dev => {
+                let case = transformer.expect("these are the transformers");
+                case.work(build, settings, &normal)?
             }
             Self::ClipL => BenchWork::Clip(ClipTextModel::new(&clip_l(), build)?),
             Self::T5 => BenchWork::T5(T5Encoder::new(&t5_config(), build)?),
@@ -128,15 +151,64 @@ impl BenchCase {
         Ok(PreparedBench { device: device.clone(), work, params, moments, n_steps: 0 })
     }
 
-    /// The settings of a transformer, and the side of its latents.
-    fn transformer(self) -> Option<(sd3::Sd3Config, usize)> {
+    fn transformer(self) -> Option<TransformerCase> {
         match self {
-            Self::Sd3Tiny => Some((sd3_config(TINY), 16)),
-            Self::Sd3Mid => Some((sd3_config(MID), 64)),
-            Self::Sd3Medium => Some((sd3_medium(), 128)),
-            Self::Sd35Large => Some((sd35_large(), 128)),
+            Self::Sd3Tiny => Some(TransformerCase::sd3(sd3_config(TINY), 16)),
+            Self::Sd3Mid => Some(TransformerCase::sd3(sd3_config(MID), 64)),
+            Self::FluxMid => {
+                let blocks =
+                    flux::FluxConfig { num_layers: 1, num_single_layers: 1, ..flux1_dev() };
+                Some(TransformerCase::flux(blocks, 64))
+            }
+            Self::Sd3Medium => Some(TransformerCase::sd3(sd3_medium(), 128)),
+            Self::Sd35Large => Some(TransformerCase::sd3(sd35_large(), 128)),
+            Self::Flux1Dev => Some(TransformerCase::flux(flux1_dev(), 128)),
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => None,
         }
+    }
+}
+
+/// A transformer to train.
+struct TransformerCase {
+    config: DenoiserConfig,
+    /// Of its latents.
+    side: usize,
+    /// Tokens of a prompt, and their width.
+    prompt: [usize; 2],
+    /// Width of the pooled prompt embedding.
+    pooled: usize,
+}
+
+impl TransformerCase {
+    fn sd3(config: sd3::Sd3Config, side: usize) -> Self {
+        let prompt = [SD3_PROMPT, config.joint_attention_dim];
+        Self { prompt, pooled: config.pooled_projection_dim, config: config.into(), side }
+    }
+
+    fn flux(config: flux::FluxConfig, side: usize) -> Self {
+        let prompt = [FLUX_PROMPT, config.joint_attention_dim];
+        Self { prompt, pooled: config.pooled_projection_dim, config: config.into(), side }
+    }
+
+    fn work(
+        &self,
+        build: &mut ModelBuilder<'_>,
+        BenchSettings { samples, micro_batch, recompute, .. }: BenchSettings,
+        normal: NormalFn<'_>,
+    ) -> Result<BenchWork> {
+        let LatentSpec { channels, patch_size, .. } = self.config.latent_spec();
+        let (side, [tokens, width]) = (self.side, self.prompt);
+        let n_patches = (side / patch_size).pow(2);
+        Ok(BenchWork::Transformer {
+            model: self.config.build(build)?,
+            latents: normal(&[samples, channels, side, side])?,
+            context: normal(&[samples, tokens, width])?,
+            pooled: normal(&[samples, self.pooled])?,
+            target: normal(&[samples, n_patches, patch_size * patch_size * channels])?,
+            guidance: self.config.family().guidance,
+            micro_batch,
+            recompute,
+        })
     }
 }
 
@@ -145,7 +217,11 @@ const RANK: usize = 16;
 /// Pixels along a side of the autoencoder's image.
 const IMAGE: usize = 256;
 /// Prompt tokens as SD3 sees them.
-const CONTEXT: usize = 333;
+const SD3_PROMPT: usize = 333;
+/// The same of FLUX.1 dev.
+const FLUX_PROMPT: usize = 512;
+/// The embedded guidance scale of models that take one.
+const GUIDANCE: f32 = 3.5;
 
 fn targets() -> Vec<AdapterTarget> {
     let target = |pattern: &str| AdapterTarget {
@@ -207,33 +283,14 @@ fn t5_config() -> t5::T5Config {
 
 type NormalFn<'a> = &'a dyn Fn(&[usize]) -> compute::Result<Tensor>;
 
-fn sd3_work(
-    build: &mut ModelBuilder<'_>,
-    config: &sd3::Sd3Config,
-    side: usize,
-    BenchSettings { samples, micro_batch, recompute, .. }: BenchSettings,
-    normal: NormalFn<'_>,
-) -> Result<BenchWork> {
-    let tokens = (side / config.patch_size) * (side / config.patch_size);
-    let patch = config.patch_size * config.patch_size * config.in_channels;
-    Ok(BenchWork::Sd3 {
-        model: DenoiserConfig::from(config.clone()).build(build)?,
-        latents: normal(&[samples, config.in_channels, side, side])?,
-        context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
-        pooled: normal(&[samples, config.pooled_projection_dim])?,
-        target: normal(&[samples, tokens, patch])?,
-        micro_batch,
-        recompute,
-    })
-}
-
 enum BenchWork {
-    Sd3 {
+    Transformer {
         model: Denoiser,
         latents: Tensor,
         context: Tensor,
         pooled: Tensor,
         target: Tensor,
+        guidance: Guidance,
         micro_batch: usize,
         recompute: Recompute,
     },
@@ -263,12 +320,13 @@ impl PreparedBench {
     pub fn run(&mut self) -> Result<()> {
         let inference = || Tape::inference(&self.device, &self.params, 0);
         match &self.work {
-            BenchWork::Sd3 {
+            BenchWork::Transformer {
                 model,
                 latents,
                 context,
                 pooled,
                 target,
+                guidance,
                 micro_batch: micro,
                 recompute,
             } => {
@@ -279,9 +337,13 @@ impl PreparedBench {
                         .map(|all| all.narrow(micro_batch.clone()));
                     let condition = Conditions::from_tensors([(TOKENS, context), (POOLED, pooled)]);
                     let timesteps = vec![Timestep { sigma: 0.5, t: 500.0 }; micro_batch.len()];
-                    let (condition, timesteps) = (&condition, &timesteps[..]);
-                    let input =
-                        DenoiserInput { latents: &latents, timesteps, condition, guidance: None };
+                    let scales = guidance.embedded(GUIDANCE, micro_batch.len());
+                    let input = DenoiserInput {
+                        latents: &latents,
+                        timesteps: &timesteps,
+                        condition: &condition,
+                        guidance: scales.as_deref(),
+                    };
                     let predicted = model.predict(&tape, input, *recompute)?;
                     let loss = tape.mse(&predicted.tokens, &target, None, None)?;
                     drop(predicted);
@@ -320,8 +382,13 @@ mod tests {
     /// What a step of Stable Diffusion 3 medium takes of a GPU, and its operations.
     fn step(samples: usize, recompute: Recompute) -> (Usage, u64) {
         let device = Device::meta(DeviceKind::Cuda { is_deterministic: false }, usize::MAX / 2);
-        let settings =
-            BenchSettings { samples, micro_batch: samples, recompute, offload: Offload::None };
+        let settings = BenchSettings {
+            samples,
+            micro_batch: samples,
+            recompute,
+            offload: Offload::None,
+            quantise: None,
+        };
         let mut model = BenchCase::Sd3Medium.prepare(&device, Dtype::Bf16, settings).unwrap();
         model.run().unwrap();
         let before = device.work().flops;
@@ -349,11 +416,11 @@ mod tests {
     fn the_end_of_a_recomputed_block_is_computed_once() {
         let [(_, once), (_, twice)] =
             [Recompute::None, Recompute::Block].map(|recompute| step(1, recompute));
-        let (config, side) = BenchCase::Sd3Medium.transformer().unwrap();
-        let (tokens, width) = ((side / config.patch_size).pow(2), config.width());
+        let config = sd3_medium();
+        let (tokens, width) = ((128 / config.patch_size).pow(2), config.width());
         // Matmuls of a block's forward pass: four layers of one width, two of four widths, attention.
         let per_token = 2 * (4 + 4 + 4) * width * width;
-        let all = (tokens + CONTEXT) * per_token + 4 * (tokens + CONTEXT).pow(2) * width;
+        let all = (tokens + SD3_PROMPT) * per_token + 4 * (tokens + SD3_PROMPT).pow(2) * width;
         let last = 2 * tokens * width * 4 * width;
         let most = config.num_layers * (all - last);
         assert!(twice - once < (most as f64 * 1.05) as u64, "{} of {most}", twice - once);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use trainer::model::offload::Offload;
 use trainer::model::recompute::Recompute;
 
-use compute::{Device, Dtype};
+use compute::{Device, Dtype, Quantisation};
 use trainer::bench::cases::{BenchCase, BenchSettings};
 
 use super::compare;
@@ -21,9 +21,9 @@ use crate::render::bench::figures::{BenchProgram, ModelFigures, ModelRow};
 /// Warm-up runs, which are not measured.
 const WARM_UP: usize = 2;
 
-/// Measure whole models: a training step of SD3, text encoders, VAE.
+/// Measure whole models: a training step of SD3 and FLUX.1, text encoders, VAE.
 ///
-/// Weights are random. Without --only, the small models run; sd3-medium and sd3.5-large have full size.
+/// Weights are random. Without --only, the small models run; sd3-medium, sd3.5-large and flux1-dev have full size.
 /// With --python each is compared with diffusers, transformers and PEFT, in turns, each in its own process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -57,6 +57,10 @@ pub struct BenchModelsArgs {
     /// Block offloading (block swap): which frozen blocks stay in main memory until they are needed
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Offload>())]
     offload: Offload,
+
+    /// Quantisation of the frozen weights
+    #[arg(long, value_parser = named_value::parser::<Quantisation>())]
+    quantise: Option<Quantisation>,
 
     /// Repetitions; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -125,6 +129,7 @@ fn measure(arguments: &BenchModelsArgs, case: BenchCase) -> Result<ModelFigures,
         micro_batch: arguments.micro_batch.unwrap_or(arguments.samples).into(),
         recompute: arguments.recompute,
         offload: arguments.offload,
+        quantise: arguments.quantise,
     };
     let mut dry_run = case.prepare(&meta, dtype, how)?;
     dry_run.run()?;

@@ -137,6 +137,7 @@ fn step(device: &Device) -> WorkStats {
         micro_batch: 1,
         recompute: Recompute::None,
         offload: Offload::None,
+        quantise: None,
     };
     let mut prepared = BenchCase::Sd3Tiny.prepare(device, compute::Dtype::Bf16, settings).unwrap();
     let before = device.work();

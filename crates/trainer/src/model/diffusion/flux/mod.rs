@@ -12,6 +12,7 @@ use serde::Deserialize;
 use weights::Catalog;
 
 pub use forward::Flux;
+pub(crate) use published::flux1_dev;
 
 use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};

@@ -31,7 +31,7 @@ pub const ALL: &[PublishedPipeline] = &[
             ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
             ("flux1-schnell", "black-forest-labs/FLUX.1-schnell"),
         ],
-        config: || FluxConfig { guidance_embeds: false, ..dev() }.into(),
+        config: || FluxConfig { guidance_embeds: false, ..flux1_dev() }.into(),
         schedule: || FlowMatchScheduler::fixed(1.0, SigmaSpacing::Reciprocal),
         ..DEV
     },
@@ -44,7 +44,7 @@ const DEV: PublishedPipeline = PublishedPipeline {
         ("FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
         ("flux1-dev", "black-forest-labs/FLUX.1-dev"),
     ],
-    config: || -> denoiser::DenoiserConfig { dev().into() },
+    config: || -> denoiser::DenoiserConfig { flux1_dev().into() },
     vae: || vae::VaeConfig::published(0.1159, 0.3611),
     encoders: || {
         let [l, _] = clip::ClipConfig::published();
@@ -53,7 +53,8 @@ const DEV: PublishedPipeline = PublishedPipeline {
     schedule: || FlowMatchScheduler::dynamic(0.5, 1.15, 4096),
 };
 
-fn dev() -> FluxConfig {
+/// FLUX.1 dev.
+pub(crate) fn flux1_dev() -> FluxConfig {
     FluxConfig {
         in_channels: 64,
         out_channels: None,
@@ -88,7 +89,7 @@ mod tests {
             let n: usize = tensors.iter().map(|want| want.shape.elements()).sum();
             assert_eq!(n, expected, "{name}");
         }
-        let tensors = denoiser::DenoiserConfig::from(dev()).tensor_specs().unwrap();
+        let tensors = denoiser::DenoiserConfig::from(flux1_dev()).tensor_specs().unwrap();
         assert_eq!(tensors.len(), 1160);
     }
 }
