@@ -12,6 +12,7 @@ mod docs;
 mod doctor;
 mod errors;
 mod flux;
+mod flux_files;
 mod language;
 mod merge;
 mod misuse;

@@ -10,29 +10,46 @@ const CHUNK: usize = 1024;
 
 /// Whether values of one format can be turned into another. Equal formats always can.
 pub fn can_convert(from: FileDtype, to: FileDtype) -> bool {
-    from == to
-        || matches!(
-            from,
-            FileDtype::F64
-                | FileDtype::F32
-                | FileDtype::F16
-                | FileDtype::Bf16
-                | FileDtype::F8E4M3
-                | FileDtype::F8E5M2
-        ) && matches!(to, FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16)
+    from == to || can_compute(from, to)
+}
+
+/// Whether values of one format can be read as f32, and written in another.
+pub fn can_compute(from: FileDtype, to: FileDtype) -> bool {
+    matches!(
+        from,
+        FileDtype::F64
+            | FileDtype::F32
+            | FileDtype::F16
+            | FileDtype::Bf16
+            | FileDtype::F8E4M3
+            | FileDtype::F8E5M2
+    ) && matches!(to, FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16)
 }
 
 /// Converts as many values as the two slices hold; the formats must be convertible.
 pub fn convert(from: FileDtype, bytes: &[u8], to: FileDtype, out: &mut [u8]) {
     if from == to {
         out.copy_from_slice(bytes);
-        return;
+    } else {
+        convert_with(from, bytes, to, out, |_, _| ());
     }
+}
+
+/// The same with `change`, which gets some values as f32 and the index of the first of them.
+pub fn convert_with(
+    from: FileDtype,
+    bytes: &[u8],
+    to: FileDtype,
+    out: &mut [u8],
+    change: impl Fn(usize, &mut [f32]),
+) {
     let mut numbers = [0.0_f32; CHUNK];
     let (from_bytes, to_bytes) = (from.bytes() as usize, to.bytes() as usize);
-    for (bytes, out) in bytes.chunks(CHUNK * from_bytes).zip(out.chunks_mut(CHUNK * to_bytes)) {
+    let chunks = bytes.chunks(CHUNK * from_bytes).zip(out.chunks_mut(CHUNK * to_bytes));
+    for (index, (bytes, out)) in chunks.enumerate() {
         let numbers = &mut numbers[..bytes.len() / from_bytes];
         decode(from, bytes, numbers);
+        change(index * CHUNK, numbers);
         encode(numbers, to, out);
     }
 }

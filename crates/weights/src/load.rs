@@ -10,7 +10,7 @@ use std::vec::IntoIter;
 
 use crate::BytesDoneFn;
 use crate::catalog::Catalog;
-use crate::convert::{can_convert, convert, encode};
+use crate::convert::{can_compute, can_convert, convert, convert_with, encode};
 pub use crate::disk::PageCache;
 use crate::disk::{ALIGNMENT, AlignedBuffer, DirectReader};
 use crate::dtype::FileDtype;
@@ -53,6 +53,8 @@ pub struct LoadRequest<'a, T = &'a mut [u8]> {
     pub dtype: FileDtype,
     /// How many of the tensor's values to leave out at its start.
     pub first: u64,
+    /// What the values are multiplied by in f32: nothing, one scale for all, or one for each row of the tensor.
+    pub scales: &'a [f32],
     /// Where they go.
     pub into: T,
 }
@@ -60,7 +62,7 @@ pub struct LoadRequest<'a, T = &'a mut [u8]> {
 impl<'a, T> LoadRequest<'a, T> {
     /// All of a tensor.
     pub fn whole(tensor: &'a TensorInfo, dtype: FileDtype, into: T) -> Self {
-        Self { tensor, dtype, first: 0, into }
+        Self { tensor, dtype, first: 0, scales: &[], into }
     }
 }
 
@@ -129,8 +131,8 @@ pub fn load<T: LoadTarget>(
 /// Some of a tensor's values as f32, for what is small enough to be held twice.
 pub fn load_f32(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
     let mut bytes = vec![0; (numbers.end - numbers.start) as usize * size_of::<f32>()];
-    let wanted =
-        LoadRequest { tensor, dtype: FileDtype::F32, first: numbers.start, into: &mut bytes[..] };
+    let (dtype, first) = (FileDtype::F32, numbers.start);
+    let wanted = LoadRequest { tensor, dtype, first, scales: &[], into: &mut bytes[..] };
     load(catalog, vec![wanted], LoadOptions::default(), &|_| true)?;
     let (chunks, _) = bytes.as_chunks::<4>();
     Ok(chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
@@ -156,7 +158,7 @@ pub fn load_blocks(
     while first < tensor.numel() {
         let count = per_block.min(tensor.numel() - first);
         buffer.resize((count * dtype.bytes()) as usize, 0);
-        let wanted = LoadRequest { tensor, dtype, first, into: &mut buffer[..] };
+        let wanted = LoadRequest { tensor, dtype, first, scales: &[], into: &mut buffer[..] };
         load(catalog, vec![wanted], LoadOptions::default(), tick)?;
         take(buffer)?;
         first += count;
@@ -177,7 +179,39 @@ struct TensorChunk<'a, T> {
     offset: u64,
     source_bytes: u64,
     dtype: FileDtype,
+    scales: RowScales<'a>,
     into: T,
+}
+
+/// The scales of a chunk's values.
+#[derive(Clone, Copy)]
+struct RowScales<'a> {
+    /// None, one for all, or one for each row of the tensor.
+    scales: &'a [f32],
+    /// Values of a row.
+    width: usize,
+    /// The index of the chunk's first value in the tensor.
+    first: usize,
+}
+
+impl<'a> RowScales<'a> {
+    fn new(tensor: &TensorInfo, scales: &'a [f32], first: u64) -> Self {
+        let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+        Self { scales, width: (tensor.numel() / rows).max(1) as usize, first: first as usize }
+    }
+
+    /// Multiplies values; `at` is the index of the first of them in the chunk.
+    fn apply(self, at: usize, numbers: &mut [f32]) {
+        match self.scales {
+            [] => (),
+            [scale] => numbers.iter_mut().for_each(|number| *number *= scale),
+            scales => {
+                for (index, number) in (self.first + at..).zip(numbers) {
+                    *number *= scales[index / self.width];
+                }
+            }
+        }
+    }
 }
 
 /// Cuts what is wanted into pieces of about a block.
@@ -185,8 +219,9 @@ fn split<'a, T: LoadTarget>(
     wanted: LoadRequest<'a, T>,
     pieces: &mut Vec<TensorChunk<'a, T>>,
 ) -> Result<()> {
-    let LoadRequest { tensor, dtype, first, into } = wanted;
+    let LoadRequest { tensor, dtype, first, scales, into } = wanted;
     check(tensor, dtype, first, into.bytes() as u64)?;
+    check_scales(tensor, dtype, scales)?;
     let bytes_for =
         |count| tensor.encoding.bytes_for(count).expect("the tensor's size was checked");
     let piece = |first, count, into| TensorChunk {
@@ -195,6 +230,7 @@ fn split<'a, T: LoadTarget>(
         offset: tensor.offset + bytes_for(first),
         source_bytes: bytes_for(count),
         dtype,
+        scales: RowScales::new(tensor, scales, first),
         into,
     };
     if tensor.strides.is_some() {
@@ -232,9 +268,7 @@ fn check(tensor: &TensorInfo, dtype: FileDtype, first: u64, buffer_bytes: u64) -
         TensorEncoding::Blocks(_) => can_convert(FileDtype::F32, dtype),
     };
     if !convertible {
-        let (name, from, to) =
-            (tensor.name.clone(), tensor.encoding.to_string(), dtype.to_string());
-        return Err(WeightsError::NoConversion { name, from, to });
+        return Err(no_conversion(tensor, dtype));
     }
     let left = tensor.numel().saturating_sub(first).saturating_mul(dtype.bytes());
     let count = buffer_bytes / dtype.bytes();
@@ -253,6 +287,28 @@ fn check(tensor: &TensorInfo, dtype: FileDtype, first: u64, buffer_bytes: u64) -
         });
     }
     Ok(())
+}
+
+/// Values are scaled as f32, so that they must be numbers in both formats.
+fn check_scales(tensor: &TensorInfo, dtype: FileDtype, scales: &[f32]) -> Result<()> {
+    let stored = match tensor.encoding {
+        TensorEncoding::Plain(from) => from,
+        TensorEncoding::Blocks(_) => FileDtype::F32,
+    };
+    if !scales.is_empty() && !can_compute(stored, dtype) {
+        return Err(no_conversion(tensor, dtype));
+    }
+    let rows = tensor.shape.first().copied().unwrap_or(1);
+    if scales.len() > 1 && scales.len() as u64 != rows {
+        let (name, got) = (tensor.name.clone(), scales.len() as u64);
+        return Err(WeightsError::BufferSize { name, needed: rows, got });
+    }
+    Ok(())
+}
+
+fn no_conversion(tensor: &TensorInfo, dtype: FileDtype) -> WeightsError {
+    let (name, from) = (tensor.name.clone(), tensor.encoding.to_string());
+    WeightsError::NoConversion { name, from, to: dtype.to_string() }
 }
 
 /// Chosen: a read of this size takes a disk about as long as finding its place.
@@ -347,20 +403,28 @@ impl<T: LoadTarget> TensorChunk<'_, T> {
 
     /// Whether the bytes of the file are the bytes wanted.
     fn is_plain(&self) -> bool {
-        self.encoding == TensorEncoding::Plain(self.dtype) && self.tensor.strides.is_none()
+        self.encoding == TensorEncoding::Plain(self.dtype)
+            && self.tensor.strides.is_none()
+            && self.scales.scales.is_empty()
     }
 
     /// Puts the bytes of the file where they are wanted, in the format they are wanted in.
     fn place(self, bytes: &[u8]) -> Result<()> {
-        let Self { tensor, encoding, dtype, into, .. } = self;
+        let Self { tensor, encoding, dtype, scales, into, .. } = self;
+        let place = |from: FileDtype, bytes: &[u8], into: &mut [u8]| match scales.scales {
+            [] => convert(from, bytes, dtype, into),
+            _ => convert_with(from, bytes, dtype, into, |at, numbers| scales.apply(at, numbers)),
+        };
         into.fill(&mut |into| {
             match (&tensor.strides, encoding) {
                 (Some(strides), TensorEncoding::Plain(from)) => {
                     let dense = gather(bytes, &tensor.shape, strides, from.bytes() as usize);
-                    convert(from, &dense, dtype, into);
+                    place(from, &dense, into);
                 }
-                (_, TensorEncoding::Plain(from)) => convert(from, bytes, dtype, into),
-                (_, TensorEncoding::Blocks(format)) => dequantise_into(format, bytes, dtype, into),
+                (_, TensorEncoding::Plain(from)) => place(from, bytes, into),
+                (_, TensorEncoding::Blocks(format)) => {
+                    dequantise_into(format, bytes, scales, dtype, into);
+                }
             }
             Ok(())
         })
@@ -368,16 +432,22 @@ impl<T: LoadTarget> TensorChunk<'_, T> {
 }
 
 /// Quantised blocks to values of the format asked for, a cache's worth at a time.
-fn dequantise_into(format: GgufBlockFormat, blocks: &[u8], dtype: FileDtype, into: &mut [u8]) {
+fn dequantise_into(
+    format: GgufBlockFormat,
+    blocks: &[u8],
+    scales: RowScales<'_>,
+    dtype: FileDtype,
+    into: &mut [u8],
+) {
     // A multiple of every format's block.
     const NUMBERS: usize = 2048;
     let mut numbers = [0.0; NUMBERS];
     let source_bytes = NUMBERS / format.values_per_block() as usize * format.bytes() as usize;
-    for (blocks, into) in
-        blocks.chunks(source_bytes).zip(into.chunks_mut(NUMBERS * dtype.bytes() as usize))
-    {
+    let targets = into.chunks_mut(NUMBERS * dtype.bytes() as usize);
+    for (index, (blocks, into)) in blocks.chunks(source_bytes).zip(targets).enumerate() {
         let numbers = &mut numbers[..into.len() / dtype.bytes() as usize];
         dequantise(format, blocks, numbers);
+        scales.apply(index * NUMBERS, numbers);
         encode(numbers, dtype, into);
     }
 }
@@ -503,6 +573,7 @@ mod tests {
             tensor: &catalog.tensors[0],
             dtype: FileDtype::Bf16,
             first: 999_999,
+            scales: &[],
             into: &mut halves[..],
         };
         load(&catalog, vec![wanted], LoadOptions::default(), GO_ON).unwrap();
@@ -512,6 +583,40 @@ mod tests {
         }
     }
 
+    /// From the middle of a row on, over pieces and chunks that end inside of rows.
+    #[test]
+    fn values_are_multiplied_by_the_scale_of_their_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        const WIDTH: usize = 1_500_001;
+        let bytes: Vec<u8> = (0..3 * WIDTH).map(|i| (i % 120) as u8).collect();
+        let shape = vec![3, WIDTH];
+        let dtype = safetensors::Dtype::F8_E4M3;
+        let view = safetensors::tensor::TensorView::new(dtype, shape, &bytes).unwrap();
+        safetensors::serialize_to_file([("x", view)], None, &path).unwrap();
+        let catalog = Catalog::open(&path).unwrap();
+        let tensor = &catalog.tensors[0];
+        let read = |first: usize, scales: &[f32]| {
+            let mut into = vec![0; 4 * (3 * WIDTH - first)];
+            let (dtype, first) = (FileDtype::F32, first as u64);
+            let wanted = LoadRequest { tensor, dtype, first, scales, into: &mut into[..] };
+            load(&catalog, vec![wanted], LoadOptions::default(), GO_ON)?;
+            Ok(into.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>())
+        };
+        let first = WIDTH - 700;
+        let plain = read(first, &[]).unwrap();
+        assert_eq!(read(first, &[0.25]).unwrap()[5], 0.25 * plain[5]);
+        for (at, (got, plain)) in
+            read(first, &[9.0, -0.5, 3.0]).unwrap().iter().zip(&plain).enumerate()
+        {
+            let scale = [9.0, -0.5, 3.0][(first + at) / WIDTH];
+            assert_eq!(*got, scale * plain, "{at}");
+        }
+        let refused: Result<Vec<f32>> = read(0, &[1.0, 2.0]);
+        let error = refused.unwrap_err();
+        assert!(matches!(error, WeightsError::BufferSize { needed: 3, got: 2, .. }), "{error}");
+    }
+
     #[test]
     fn buffers_that_do_not_fit_are_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -519,7 +624,7 @@ mod tests {
         let tensor = &catalog.tensors[0];
         let refused = |dtype, first, bytes| {
             let mut into = vec![0; bytes];
-            let wanted = LoadRequest { tensor, dtype, first, into: &mut into[..] };
+            let wanted = LoadRequest { tensor, dtype, first, scales: &[], into: &mut into[..] };
             load(&catalog, vec![wanted], LoadOptions::default(), GO_ON).unwrap_err()
         };
         assert!(matches!(

@@ -146,5 +146,6 @@ def make(name, m):
     save_file({k: v.contiguous() for k, v in out.items()}, folder / "golden.safetensors", metadata)
 
 
-for name, m in MODELS.items():
-    make(name, m)
+if __name__ == "__main__":
+    for name, m in MODELS.items():
+        make(name, m)

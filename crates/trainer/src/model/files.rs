@@ -6,17 +6,18 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use compute::{BlockSwap, Device, Dtype, FillPart, Tag, Tensor, fill_all};
-use weights::convert::encode;
-use weights::load::{LoadOptions, LoadRequest, LoadTarget, load, load_f32};
+use weights::convert::{can_convert, encode};
+use weights::load::{LoadOptions, LoadRequest, LoadTarget, load};
 use weights::safetensors::OutputTensor;
 use weights::write::{split_shards, write_file, write_shards};
-use weights::{BytesDoneFn, Catalog, TensorInfo, WeightsError};
+use weights::{BytesDoneFn, Catalog, TensorEncoding, TensorInfo, WeightsError};
 
 use super::adapter::Adapters;
 use super::build::{
     ModelBuilder, Precision, TensorSpec, WeightSource, WeightTensor, new_block_swap, offload,
     offload_target, quantise, tensor_specs,
 };
+use super::scaled_fp8::{self, WeightScales};
 use super::tensor_piece::{TensorPiece, stored_rows};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{Fingerprint, PartHashes, short};
@@ -61,6 +62,8 @@ struct TensorSlice<'a> {
     tensor: &'a TensorInfo,
     first: u64,
     count: u64,
+    /// What its values are multiplied by.
+    scale: Option<&'a TensorInfo>,
 }
 
 impl<'a> WeightFiles<'a> {
@@ -82,7 +85,8 @@ impl<'a> WeightFiles<'a> {
                 Err(error) => contradiction = contradiction.or(Some(error)),
             }
         }
-        let is_extra = |name: &String| !used.contains(name) && !(layout.ignores)(name);
+        let is_ignored = |name: &str| (layout.ignores)(name) || scaled_fp8::is_of_format(name);
+        let is_extra = |name: &String| !used.contains(name) && !is_ignored(name);
         let names = catalog.tensors.iter().map(|tensor| &tensor.name);
         let extra: Vec<String> = names.filter(|name| is_extra(name)).cloned().collect();
         // Missing and unknown names say more than the first wrong shape.
@@ -121,7 +125,8 @@ impl<'a> WeightFiles<'a> {
             }
             let group = tensor.numel() / piece.total as u64;
             let (first, count) = (group * piece.from as u64, group * piece.count as u64);
-            found.push(TensorSlice { tensor, first, count });
+            let scale = scaled_fp8::scale_of(self.catalog, tensor)?;
+            found.push(TensorSlice { tensor, first, count, scale });
         }
         Ok(Some(found))
     }
@@ -132,15 +137,27 @@ impl<'a> WeightFiles<'a> {
         let Some((want, pieces)) = found else { return Ok(Vec::new()) };
         let mut bytes = vec![0; want.shape.elements() * size_of::<f32>()];
         let (mut wanted, mut rest) = (Vec::new(), &mut bytes[..]);
-        for TensorSlice { tensor, first, count } in pieces {
+        let scales = self.scales(pieces)?;
+        for TensorSlice { tensor, first, count, scale } in pieces {
             let (into, after) = rest.split_at_mut(*count as usize * size_of::<f32>());
-            let dtype = weights::FileDtype::F32;
-            wanted.push(LoadRequest { tensor, dtype, first: *first, into });
+            let (dtype, scales) = (weights::FileDtype::F32, scales.of(*scale));
+            wanted.push(LoadRequest { tensor, dtype, first: *first, scales, into });
             rest = after;
         }
         load(self.catalog, wanted, LoadOptions::default(), &|_| true)?;
         let (numbers, _) = bytes.as_chunks::<4>();
         Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// The scales of pieces.
+    fn scales<'p>(
+        &self,
+        pieces: impl IntoIterator<Item = &'p TensorSlice<'a>>,
+    ) -> std::result::Result<WeightScales<'a>, WeightsError>
+    where
+        'a: 'p,
+    {
+        WeightScales::load(self.catalog, pieces.into_iter().filter_map(|piece| piece.scale))
     }
 
     /// How many parameters the model has.
@@ -192,19 +209,22 @@ impl<'a> WeightFiles<'a> {
 
     fn read(
         &self,
-        members: &[&LocatedTensor<'_>],
+        members: &[&LocatedTensor<'a>],
         tensors: &mut [Tensor],
         tick: BytesDoneFn<'_>,
     ) -> Result<()> {
         let dtypes: Vec<_> = tensors.iter().map(|tensor| file_dtype(tensor.dtype())).collect();
         fill_all(tensors.iter_mut().collect(), |range, parts| {
+            let scales =
+                self.scales(members[range.clone()].iter().flat_map(|(_, pieces)| pieces))?;
             let mut wanted = Vec::new();
             let places = members[range.clone()].iter().zip(&dtypes[range]);
             for (((_, pieces), dtype), part) in places.zip(parts) {
                 let (dtype, mut rest) = (*dtype, UploadTarget(part));
-                for TensorSlice { tensor, first, count } in pieces {
+                for TensorSlice { tensor, first, count, scale } in pieces {
                     let (into, after) = rest.split_at((count * dtype.bytes()) as usize);
-                    wanted.push(LoadRequest { tensor, dtype, first: *first, into });
+                    let scales = scales.of(*scale);
+                    wanted.push(LoadRequest { tensor, dtype, first: *first, scales, into });
                     rest = after;
                 }
             }
@@ -302,15 +322,26 @@ pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
     let (mut all, mut parts) = (blake3::Hasher::new(), PartHashes::new());
     for tensor in &catalog.tensors {
         let mut bytes = format!("{} {:?}", tensor.name, tensor.shape).into_bytes();
-        // Of quantised tensors only whole blocks can be read.
-        let first = FINGERPRINT_VALUES.next_multiple_of(tensor.encoding.values_per_block());
-        for value in load_f32(catalog, tensor, 0..tensor.numel().min(first))? {
-            bytes.extend(value.to_le_bytes());
-        }
+        bytes.extend(first_values(catalog, tensor)?);
         all.update(&bytes);
         parts.insert(tensor.name.clone(), short(&blake3::hash(&bytes)));
     }
     Ok(Fingerprint { whole: all.finalize().to_hex().to_string(), parts })
+}
+
+/// The first values of a tensor as f32; those of integers as they are stored.
+fn first_values(catalog: &Catalog, tensor: &TensorInfo) -> Result<Vec<u8>> {
+    // Of quantised tensors only whole blocks can be read.
+    let first = FINGERPRINT_VALUES.next_multiple_of(tensor.encoding.values_per_block());
+    let count = tensor.numel().min(first);
+    let dtype = match tensor.encoding {
+        TensorEncoding::Plain(stored) if !can_convert(stored, weights::FileDtype::F32) => stored,
+        _ => weights::FileDtype::F32,
+    };
+    let mut bytes = vec![0; (count * dtype.bytes()) as usize];
+    let wanted = LoadRequest::whole(tensor, dtype, &mut bytes[..]);
+    load(catalog, vec![wanted], LoadOptions::default(), &|_| true)?;
+    Ok(bytes)
 }
 
 /// The values of a tensor that is to be written, by its index.

@@ -14,6 +14,7 @@ pub mod layer;
 pub mod llama;
 pub mod offload;
 pub mod recompute;
+pub mod scaled_fp8;
 pub mod tensor_piece;
 pub mod timestep;
 pub mod vae;

@@ -140,10 +140,12 @@ impl TokenStore {
         let mut bytes = vec![0; n * dtype.bytes() as usize];
         let (first_byte, end_byte) = (first / 8, (first + n as u64).div_ceil(8));
         let mut bits = vec![u8::MAX; (end_byte - first_byte) as usize];
-        let mut wanted = vec![LoadRequest { tensor: tokens, dtype, first, into: &mut bytes[..] }];
+        let mut wanted =
+            vec![LoadRequest { tensor: tokens, dtype, first, scales: &[], into: &mut bytes[..] }];
         if let Ok(tensor) = shard.catalog.find("counts") {
             let into = &mut bits[..];
-            wanted.push(LoadRequest { tensor, dtype: FileDtype::U8, first: first_byte, into });
+            let (dtype, first) = (FileDtype::U8, first_byte);
+            wanted.push(LoadRequest { tensor, dtype, first, scales: &[], into });
         }
         // Small reads that come again in the next epoch.
         load(&shard.catalog, wanted, LoadOptions { threads: 1, cache: PageCache::Fill }, &|_| {

@@ -39,6 +39,7 @@ use crate::model::adapter::AdaptedComponent;
 use crate::model::adapter::read::Component;
 use crate::model::diffusion::Pipeline;
 use crate::model::llama::language_model::LanguageModel;
+use crate::model::scaled_fp8;
 
 /// Values in memory at a time. Chosen: 32 MiB as f64, little beside any model.
 const BLOCK: u64 = 4 << 20;
@@ -162,6 +163,9 @@ fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
         if !matches!(dtype(tensor), FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16) {
             let file = part.catalog.files[tensor.file].display();
             return Err(refused(format!("{key}, stored as {}, of {file}", tensor.encoding)));
+        }
+        if let Some(scale) = scaled_fp8::scale_of(part.catalog, tensor)? {
+            return Err(refused(format!("{key}, stored with {},", scale.name)));
         }
     }
     Ok(())

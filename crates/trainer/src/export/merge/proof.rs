@@ -89,7 +89,7 @@ fn same(
     let dtype = dtype(tensor);
     let bytes = |catalog: &Catalog, tensor: &TensorInfo, first: u64, count: u64| {
         let mut bytes = vec![0; (count * dtype.bytes()) as usize];
-        let wanted = LoadRequest { tensor, dtype, first, into: &mut bytes[..] };
+        let wanted = LoadRequest { tensor, dtype, first, scales: &[], into: &mut bytes[..] };
         load(catalog, vec![wanted], LoadOptions::default(), &|_| true).map(|()| bytes)
     };
     for first in (0..tensor.numel()).step_by(BLOCK as usize) {
