@@ -227,23 +227,23 @@ fn read_contents(path: &Path, file: usize) -> Result<FileContents> {
         .take(9)
         .read_to_end(&mut start)
         .map_err(|source| WeightsError::io("read", path, source))?;
+    let safetensors = || {
+        let reader = std::io::BufReader::new(File::open(path).map_err(io)?);
+        safetensors::parse(reader, about.len(), path, file)
+    };
     match start.as_slice() {
         [b'G', b'G', b'U', b'F', ..] => gguf::read(path, file),
+        // First the length of the header, whose first bytes may be those of a pickle or an archive.
+        [_, _, _, _, 0, 0, 0, 0, b'{'] => safetensors(),
         [b'P', b'K', ..] | [0x80, 2..=5, ..] => torch::read(path, file),
-        [_, _, _, _, _, _, _, _, b'{'] => {
-            let reader = std::io::BufReader::new(File::open(path).map_err(io)?);
-            safetensors::parse(reader, about.len(), path, file)
-        }
+        [_, _, _, _, _, _, _, _, b'{'] => safetensors(),
         [] => Err(WeightsError::Truncated {
             what: "any format".into(),
             needed: 8,
             has: 0,
             path: path.into(),
         }),
-        _ if path.extension().is_some_and(|kind| kind == "safetensors") => {
-            let reader = std::io::BufReader::new(File::open(path).map_err(io)?);
-            safetensors::parse(reader, about.len(), path, file)
-        }
+        _ if path.extension().is_some_and(|kind| kind == "safetensors") => safetensors(),
         _ => Err(WeightsError::UnknownFormat { path: path.into() }),
     }
 }
@@ -282,6 +282,21 @@ mod tests {
             matches!(error, WeightsError::Index { .. }) && error.to_string().contains(says),
             "{error}"
         );
+    }
+
+    /// Headers of 640 and 19280 bytes begin as a pickle and as an archive of PyTorch do.
+    #[test]
+    fn a_header_of_any_length_is_one_of_safetensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter.safetensors");
+        for length in [640, 896, 1152, 1408, 19280] {
+            let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+            let mut bytes = u64::to_le_bytes(length).to_vec();
+            bytes.extend(format!("{header:<width$}", width = length as usize).into_bytes());
+            bytes.push(7);
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(Catalog::open(&path).unwrap().tensors.len(), 1, "{length}");
+        }
     }
 
     #[test]
