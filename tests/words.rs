@@ -59,6 +59,13 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("machines/", "", "what systems answered, in their words"),
     ("crates/trainer/src/train/identity.rs", "picture", "reads checkpoints of older versions"),
     ("crates/trainer/src/model/llama/init.rs", "learner", "the title of a paper"),
+    ("crates/trainer/src/model/adapter/names.rs", "processor", "in names of XLabs' adapters"),
+    (
+        "crates/trainer/src/model/diffusion/flux/names.rs",
+        "processor",
+        "in names of XLabs' adapters",
+    ),
+    ("tests/golden/flux/adapters.py", "processor", "in names of XLabs' adapters"),
     (
         "crates/trainer/src/text/tokenizer/",
         "processor",

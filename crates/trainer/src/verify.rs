@@ -115,17 +115,17 @@ pub fn verify(
     };
     let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
     let golden = ReferenceData { catalog: Catalog::open(&golden)? };
-    let original = &|_: &str| Vec::new();
+    let layouts = &|_: &str| Vec::new();
     let (reference, weights) = (&golden, &catalog);
     let verifier =
-        Verifier { catalog: weights, golden: reference, adapter, original, device, precision };
+        Verifier { catalog: weights, golden: reference, adapter, layouts, device, precision };
     if let Some(family) = DiffusionFamily::of_transformer(&class) {
         let config = denoiser::DenoiserConfig::read(family, &path)?;
         // A checkpoint's settings are in its shapes too, but the file beside it says more.
         let prefix = denoiser::DenoiserConfig::of_checkpoint(family, &catalog, folder)?;
         let layout = prefix.map(|(_, prefix)| config.original(prefix));
-        let original = &|module: &str| config.original_module(module);
-        let verifier = Verifier { original, ..verifier };
+        let layouts = &|module: &str| config.adapter_layouts(module);
+        let verifier = Verifier { layouts, ..verifier };
         let layout = layout.unwrap_or_else(CheckpointLayout::identity);
         let (n_weights, comparisons) = verifier.compare(&layout, |build| config.build(build))?;
         return Ok(VerifyReport { class, n_weights, comparisons });
@@ -216,8 +216,8 @@ struct Verifier<'a> {
     adapter: Option<&'a Path>,
     device: &'a Device,
     precision: Precision,
-    /// The position of a layer in the layout of the original checkpoints.
-    original: &'a dyn Fn(&str) -> Vec<TensorPiece>,
+    /// Where a layer lies in the adapters of other programs.
+    layouts: &'a dyn Fn(&str) -> Vec<Vec<TensorPiece>>,
 }
 
 impl Verifier<'_> {
@@ -242,8 +242,8 @@ impl Verifier<'_> {
     ) -> Result<HashMap<String, LoraWeights>> {
         let Some(path) = self.adapter else { return self.golden.adapter() };
         let mut file = AdapterFile::open(path)?;
-        let modules = TargetModule::from_specs(&tensor_specs(build)?, self.original);
-        let given = file.take(M::COMPONENT, &modules)?;
+        let modules = TargetModule::from_specs(&tensor_specs(build)?, self.layouts);
+        let given = file.take(M::COMPONENT, None, &modules)?;
         file.check_all_taken()?;
         Ok(given)
     }

@@ -2,6 +2,7 @@
 //! Which layers get one is decided by name while the model is built; a model's own code knows nothing
 //! of them.
 
+pub mod names;
 pub mod read;
 
 use std::collections::{BTreeMap, HashMap};
@@ -90,6 +91,11 @@ impl LoraWeights {
     /// LoRA scale.
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
+    }
+
+    /// Whether it adds nothing to the layer.
+    pub fn is_zero(&self) -> bool {
+        self.up.iter().all(|value| *value == 0.0)
     }
 
     /// Whether all of its values are finite.

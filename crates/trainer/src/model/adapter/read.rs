@@ -1,14 +1,6 @@
 //! Loads adapters from files of any program. Each layer of the model is looked up under every name
 //! that another program gives it. A tensor that no layer claims is an error, since an image sampled
-//! with half an adapter is silently wrong.
-//!
-//! | written by | a layer's name there |
-//! |---|---|
-//! | diffusers | `transformer.<layer>.lora_A.weight`; alpha in the header |
-//! | PEFT | `base_model.model.<layer>.lora_A.weight`; alpha in `adapter_config.json` beside |
-//! | kohya | `lora_unet_<original layer, dots as _>.lora_down.weight`; `.alpha` |
-//! | ComfyUI | `diffusion_model.<original layer>.lora_A.weight`; `.alpha` or none |
-//! | `OneTrainer`, `LyCORIS` | `lora_transformer_<layer>`, `lycoris_<layer>`, dots as _ |
+//! with half an adapter is silently wrong. `names.rs` has the names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -18,6 +10,7 @@ use weights::load::load_f32;
 use weights::{Catalog, TensorInfo};
 
 use super::LoraWeights;
+use super::names::{EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
 use crate::error::{Result, TrainerError};
 use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::config;
@@ -52,22 +45,22 @@ pub struct TargetModule {
     name: String,
     /// [out, in]
     sizes: [usize; 2],
-    /// Where it lies in the original layout.
-    original: Vec<TensorPiece>,
+    /// Where it lies in the layouts of other programs, the original one first.
+    layouts: Vec<Vec<TensorPiece>>,
 }
 
 impl TargetModule {
     /// The linear layers among a model's weights.
     pub fn from_specs(
         wants: &[TensorSpec],
-        original: impl Fn(&str) -> Vec<TensorPiece>,
+        layouts: impl Fn(&str) -> Vec<Vec<TensorPiece>>,
     ) -> Vec<Self> {
         let module = |want: &TensorSpec| {
             let &[outputs, inputs] = want.shape.sizes() else { return None };
             let name = want.name.strip_suffix(".weight")?;
             let is_layer = want.role != TensorRole::Vector && !name.ends_with("embedding");
-            let original = original(name);
-            is_layer.then(|| Self { name: name.into(), sizes: [outputs, inputs], original })
+            let layouts = layouts(name);
+            is_layer.then(|| Self { name: name.into(), sizes: [outputs, inputs], layouts })
         };
         wants.iter().filter_map(module).collect()
     }
@@ -89,23 +82,6 @@ pub(crate) const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
 /// What PEFT takes of a folder, and its settings.
 pub(crate) const PEFT_FILE: &str = "adapter_model.safetensors";
 pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
-
-/// The two matrices' endings, as programs write them.
-const LORA_SUFFIXES: [[&str; 2]; 7] = [
-    [".lora_A.weight", ".lora_B.weight"],
-    [".lora_A.default.weight", ".lora_B.default.weight"],
-    [".lora_down.weight", ".lora_up.weight"],
-    [".lora.down.weight", ".lora.up.weight"],
-    [".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"],
-    ["_lora.down.weight", "_lora.up.weight"],
-    [".lora_A", ".lora_B"],
-];
-const MAGNITUDE_SUFFIXES: [&str; 4] = [
-    ".lora_magnitude_vector",
-    ".lora_magnitude_vector.weight",
-    ".lora_magnitude_vector.default.weight",
-    ".dora_scale",
-];
 
 impl AdapterFile {
     /// Opens a file, or a folder as PEFT, diffusers or a run of hearth write it; a checkpoint is one.
@@ -131,15 +107,16 @@ impl AdapterFile {
         Self { takes_any, ..self }
     }
 
-    /// The adapters of a component's layers.
+    /// The adapters of a component's layers. A text encoder may have `names` of its own.
     pub fn take(
         &mut self,
         component: Component,
+        names: Option<EncoderNames>,
         modules: &[TargetModule],
     ) -> Result<HashMap<String, LoraWeights>> {
         let mut taken = HashMap::new();
         for module in modules {
-            if let Some(given) = self.find(component, module)? {
+            if let Some(given) = self.find(component, names, module)? {
                 taken.insert(module.name.clone(), given);
             }
         }
@@ -165,22 +142,30 @@ impl AdapterFile {
         TrainerError::Adapter { problem, path: self.path.clone() }
     }
 
-    fn find(&mut self, component: Component, module: &TargetModule) -> Result<Option<LoraWeights>> {
-        let TargetModule { name, original, .. } = module;
-        let stems = stems(component, name).into_iter().map(|stem| (stem, None));
-        let theirs = original.first().map(|piece| piece.key.as_str()).unwrap_or_default();
-        let theirs = original_stems(component, theirs).into_iter();
-        for (stem, pieces) in stems.chain(theirs.map(|stem| (stem, Some(&original[..])))) {
+    fn find(
+        &mut self,
+        component: Component,
+        names: Option<EncoderNames>,
+        module: &TargetModule,
+    ) -> Result<Option<LoraWeights>> {
+        let own = stems(component, names, &module.name).into_iter().map(|stem| (stem, None));
+        let theirs =
+            module.layouts.iter().filter_map(|pieces| Some((&pieces.first()?.key, pieces)));
+        let theirs = theirs.flat_map(|(key, pieces)| {
+            original_stems(component, key).into_iter().map(move |stem| (stem, Some(&pieces[..])))
+        });
+        for (stem, pieces) in own.chain(theirs) {
             for [down, up] in LORA_SUFFIXES {
                 let names = [format!("{stem}{down}"), format!("{stem}{up}")];
                 if self.catalog.find(&names[0]).is_ok() {
-                    return self.read(component, module, &stem, names, pieces).map(Some);
+                    return self.read(component, module, &stem, names, pieces);
                 }
             }
         }
         Ok(None)
     }
 
+    /// `None` for a layer whose rows of a fused adapter are zeros: it had none before the others were fused.
     fn read(
         &mut self,
         component: Component,
@@ -188,9 +173,9 @@ impl AdapterFile {
         stem: &str,
         [down, up]: [String; 2],
         pieces: Option<&[TensorPiece]>,
-    ) -> Result<LoraWeights> {
+    ) -> Result<Option<LoraWeights>> {
         let [outputs, inputs] = module.sizes;
-        let (down, mut up) = (self.matrix(&down)?, self.matrix(&up)?);
+        let (down, up) = (self.matrix(&down)?, self.matrix(&up)?);
         let rank = down.rows;
         let full = pieces.map_or(Some(outputs), |pieces| stored_rows(pieces, outputs));
         let full = full.unwrap_or(outputs);
@@ -211,10 +196,13 @@ impl AdapterFile {
             let rows = piece.rows(full);
             given.up.extend_from_slice(&up.values[rows.start * rank..rows.end * rank]);
         }
-        up.values.clear();
         given.magnitude = self.magnitude(stem, pieces.unwrap_or(&whole))?;
+        if given.is_zero() && given.magnitude.is_none() && up.values.iter().any(|b| *b != 0.0) {
+            return Ok(None);
+        }
         given.alpha = scale * rank as f32;
-        Ok(if full == outputs { given } else { without_zero_rank(given, inputs, scale) })
+        let is_whole = full == outputs;
+        Ok(Some(if is_whole { given } else { without_zero_rank(given, inputs, scale) }))
     }
 
     /// alpha from the file: beside the matrices, or in the settings; else the rank.
@@ -344,40 +332,6 @@ struct LoraMatrix {
     rows: usize,
     columns: usize,
     values: Vec<f32>,
-}
-
-/// Names of a layer in programs that use diffusers' layer names.
-fn stems(component: Component, layer: &str) -> Vec<String> {
-    let flat = layer.replace('.', "_");
-    let folder = component.folder();
-    let mut stems = vec![format!("{folder}.{layer}"), format!("base_model.model.{folder}.{layer}")];
-    match component {
-        Component::Transformer => stems.extend([
-            layer.to_owned(),
-            format!("base_model.model.{layer}"),
-            format!("diffusion_model.{layer}"),
-            format!("lora_unet_{flat}"),
-            format!("lora_transformer_{flat}"),
-            format!("lycoris_{flat}"),
-        ]),
-        Component::TextEncoder(index) => stems.push(format!("lora_te{index}_{flat}")),
-        Component::Language => stems = vec![format!("base_model.model.{layer}"), layer.to_owned()],
-    }
-    stems
-}
-
-/// Names of a layer in programs that use the original layer names.
-fn original_stems(component: Component, layer: &str) -> Vec<String> {
-    match component {
-        Component::Transformer => vec![
-            format!("lora_unet_{}", layer.replace('.', "_")),
-            format!("lycoris_{}", layer.replace('.', "_")),
-            format!("diffusion_model.{layer}"),
-            format!("model.diffusion_model.{layer}"),
-            layer.to_owned(),
-        ],
-        Component::TextEncoder(_) | Component::Language => Vec::new(),
-    }
 }
 
 /// Of a fused qkv adapter, q, k and v each use only their own part of the rank; the rest of `up` is zeros,

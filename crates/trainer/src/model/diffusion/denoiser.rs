@@ -109,6 +109,11 @@ pub trait Architecture: DeserializeOwned {
     /// Where a layer lies in the original layout.
     fn original_module(&self, module: &str) -> Vec<TensorPiece>;
 
+    /// Where a layer lies in adapters of a program with a layout of its own.
+    fn other_module(&self, _module: &str) -> Option<TensorPiece> {
+        None
+    }
+
     /// The latents it takes.
     fn latent_spec(&self) -> LatentSpec;
 
@@ -232,6 +237,14 @@ impl DenoiserConfig {
     /// Where a layer lies in the original layout.
     pub fn original_module(&self, module: &str) -> Vec<TensorPiece> {
         dispatch!(Self, self, config => config.original_module(module))
+    }
+
+    /// Where a layer lies in adapters, the original layout first.
+    pub fn adapter_layouts(&self, module: &str) -> Vec<Vec<TensorPiece>> {
+        let other = dispatch!(Self, self, config => config.other_module(module));
+        let mut layouts = vec![self.original_module(module)];
+        layouts.extend(other.map(|piece| vec![piece]));
+        layouts
     }
 
     /// The latents it takes.

@@ -129,11 +129,9 @@ impl Pipeline {
     /// The same from an open file.
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let config = &self.transformer.config;
-        let original = |module: &str| config.original_module(module);
-        self.adapter = file.take(
-            Component::Transformer,
-            &TargetModule::from_specs(&config.tensor_specs()?, original),
-        )?;
+        let layouts = |module: &str| config.adapter_layouts(module);
+        let modules = TargetModule::from_specs(&config.tensor_specs()?, layouts);
+        self.adapter = file.take(Component::Transformer, None, &modules)?;
         self.encoders.take_adapter(&mut file)?;
         file.check_all_taken()
     }

@@ -23,6 +23,7 @@ use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
+use crate::model::adapter::names::EncoderNames;
 use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
 use crate::model::files::CheckpointLayout;
@@ -82,6 +83,7 @@ const CLIP: TextEncoderSpec = TextEncoderSpec {
     kind: EncoderKind::Clip,
     prompt_length: PromptLength::Positions(77),
     is_optional: false,
+    adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
 };
 
 const T5: TextEncoderSpec = TextEncoderSpec {
@@ -91,6 +93,8 @@ const T5: TextEncoderSpec = TextEncoderSpec {
     kind: EncoderKind::T5,
     prompt_length: PromptLength::Index(512),
     is_optional: false,
+    // kohya counts T5 as the third, as in SD3; `OneTrainer` as the second.
+    adapter_names: EncoderNames { kohya: &["lora_te3", "lora_te2"], comfyui: "t5xxl" },
 };
 
 /// What `transformer/config.json` says.
@@ -177,6 +181,10 @@ impl Architecture for FluxConfig {
 
     fn original_module(&self, module: &str) -> Vec<TensorPiece> {
         names::original_module(module)
+    }
+
+    fn other_module(&self, module: &str) -> Option<TensorPiece> {
+        names::xlabs_module(module)
     }
 
     fn latent_spec(&self) -> LatentSpec {

@@ -109,6 +109,32 @@ fn in_single(inner: &str) -> TensorPiece {
     })
 }
 
+/// Where a layer lies in adapters of `XLabs`, which have one matrix for q, k and v in every block.
+pub fn xlabs_module(module: &str) -> Option<TensorPiece> {
+    let (blocks, theirs) = if module.starts_with("single_") {
+        ("single_transformer_blocks.", "single_blocks")
+    } else {
+        ("transformer_blocks.", "double_blocks")
+    };
+    let (index, inner) = module.strip_prefix(blocks)?.split_once('.')?;
+    let (layer, part, of) = match (theirs, inner) {
+        ("single_blocks", "attn.to_q") => ("qkv_lora", 0, 3),
+        ("single_blocks", "attn.to_k") => ("qkv_lora", 1, 3),
+        ("single_blocks", "attn.to_v") => ("qkv_lora", 2, 3),
+        ("single_blocks", "proj_out") => ("proj_lora", 0, 1),
+        (_, "attn.to_q") => ("qkv_lora1", 0, 3),
+        (_, "attn.to_k") => ("qkv_lora1", 1, 3),
+        (_, "attn.to_v") => ("qkv_lora1", 2, 3),
+        (_, "attn.add_q_proj") => ("qkv_lora2", 0, 3),
+        (_, "attn.add_k_proj") => ("qkv_lora2", 1, 3),
+        (_, "attn.add_v_proj") => ("qkv_lora2", 2, 3),
+        (_, "attn.to_out.0") => ("proj_lora1", 0, 1),
+        (_, "attn.to_add_out") => ("proj_lora2", 0, 1),
+        _ => return None,
+    };
+    Some(TensorPiece::part(format!("{theirs}.{index}.processor.{layer}"), part, of))
+}
+
 /// Infers the config of a checkpoint in the original layout from its shapes. The head dim comes from the
 /// norm of the queries.
 pub fn infer(catalog: &Catalog, prefix: &str) -> Option<FluxConfig> {

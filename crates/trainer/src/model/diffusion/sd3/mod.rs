@@ -25,6 +25,7 @@ use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
+use crate::model::adapter::names::EncoderNames;
 use crate::model::build::ModelBuilder;
 use crate::model::config::{self, Unsupported};
 use crate::model::files::CheckpointLayout;
@@ -45,8 +46,14 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     transformer: "SD3Transformer2DModel",
     tensor_marker: "joint_blocks.0.x_block.",
     encoders: &[
-        TextEncoderSpec { name: "clip-l", position: 1, tokenizer: "tokenizer", ..CLIP },
-        TextEncoderSpec { name: "clip-g", position: 2, tokenizer: "tokenizer_2", ..CLIP },
+        CLIP_L,
+        TextEncoderSpec {
+            name: "clip-g",
+            position: 2,
+            tokenizer: "tokenizer_2",
+            adapter_names: EncoderNames { kohya: &["lora_te2"], comfyui: "clip_g" },
+            ..CLIP_L
+        },
         TextEncoderSpec {
             name: T5_NAME,
             position: 3,
@@ -54,6 +61,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             kind: EncoderKind::T5,
             prompt_length: PromptLength::Index(256),
             is_optional: true,
+            adapter_names: EncoderNames { kohya: &["lora_te3"], comfyui: "t5xxl" },
         },
     ],
     spacing: SigmaSpacing::Trained,
@@ -81,13 +89,14 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
 };
 
 /// Taken: every published CLIP sees 77 tokens where its tokenizer states none.
-const CLIP: TextEncoderSpec = TextEncoderSpec {
-    name: "clip",
+const CLIP_L: TextEncoderSpec = TextEncoderSpec {
+    name: "clip-l",
     position: 1,
     tokenizer: "tokenizer",
     kind: EncoderKind::Clip,
     prompt_length: PromptLength::Positions(77),
     is_optional: false,
+    adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
 };
 
 /// Width of heads in all published models.

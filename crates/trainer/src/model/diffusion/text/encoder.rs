@@ -8,6 +8,7 @@ use compute::{Device, Tape};
 use super::token_source::TokenSource;
 use super::{EncodeCallbacks, EncodingOptions, T5Loading};
 use crate::error::{Result, TrainerError};
+use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
@@ -24,7 +25,7 @@ use crate::model::host::to_vec;
 pub struct TextEncoderSpec {
     /// Its name in plans and progress.
     pub name: &'static str,
-    /// Its number among the folders `text_encoder`, `text_encoder_2`, …, and in adapters' names, from 1.
+    /// Its number among the folders `text_encoder`, `text_encoder_2`, …, from 1.
     pub position: u8,
     /// The folder of its tokenizer.
     pub tokenizer: &'static str,
@@ -34,6 +35,8 @@ pub struct TextEncoderSpec {
     pub prompt_length: PromptLength,
     /// Whether a folder may leave it out to save memory.
     pub is_optional: bool,
+    /// Its names in adapters of other programs.
+    pub adapter_names: EncoderNames,
 }
 
 /// The text encoders there are.
@@ -186,7 +189,8 @@ impl TextEncoder {
     /// Loads its part of an adapter file.
     pub(super) fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
         let modules = TargetModule::from_specs(&self.part.config.tensor_specs()?, |_| Vec::new());
-        self.adapter = file.take(self.spec.component(), &modules)?;
+        let names = Some(self.spec.adapter_names);
+        self.adapter = file.take(self.spec.component(), names, &modules)?;
         Ok(())
     }
 
