@@ -1,13 +1,16 @@
 //! FLUX.1 against what diffusers computed with whole pipelines (`tests/golden/flux/pipelines.py`): guidance as an input
-//! of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens.
+//! of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens. Adapters of other
+//! programs (`tests/golden/flux/adapters.py`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Dtype, Tape};
 use serde_json::Value;
-use trainer::model::adapter::Adapters;
+use trainer::export::export;
+use trainer::model::adapter::read::Component;
+use trainer::model::adapter::{AdapterFormat, Adapters, LoraWeights};
 use trainer::model::build::Precision;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions};
@@ -18,7 +21,10 @@ use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loadin
 use trainer::model::recompute::Recompute;
 use trainer::sample::{ImageRequest, SampleJob};
 
+use weights::Catalog;
+
 use crate::models::{LIMIT, check, recorded_in};
+use crate::{printed, text};
 
 /// A variant with what diffusers computed.
 struct Reference {
@@ -31,9 +37,12 @@ struct Reference {
 
 const VARIANTS: [&str; 2] = ["dev", "schnell"];
 
+pub fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/flux")
+}
+
 pub fn folder(variant: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join(format!("../../tests/golden/flux/{variant}/pipeline"))
+    golden().join(variant).join("pipeline")
 }
 
 impl Reference {
@@ -171,4 +180,92 @@ fn images_are_those_of_the_reference() {
         reference.pipeline.add_adapter(&reference.folder.join("lora.safetensors")).unwrap();
         check("image_lora", &reference.recorded, &reference.images(1.0));
     }
+}
+
+/// One A for q, k and v, as kohya and `XLabs` train them; layers outside of blocks; halves the other way round.
+#[test]
+fn adapters_of_all_programs_are_the_same() {
+    let transformer = folder("schnell").join("transformer");
+    let at = |file: &str| golden().join(format!("adapters/{file}.safetensors"));
+    for (file, expected) in [
+        ("kohya", "golden"),
+        ("comfyui", "golden"),
+        ("comfyui_peft", "golden"),
+        ("fal", "golden"),
+        ("ai_toolkit", "golden"),
+        ("onetrainer", "golden"),
+        ("onetrainer_new", "golden"),
+        ("lycoris", "golden"),
+        ("xlabs", "golden"),
+        ("kohya_outer", "golden_outer"),
+    ] {
+        let (adapter, expected) = (at(file), at(expected));
+        let verify = ["verify", text(&transformer), "--golden", text(&expected)];
+        let page = printed(&[&verify[..], &["--adapter", text(&adapter)]].concat());
+        assert!(page.contains("all 2 tensors are within tolerance"), "{file}: {page}");
+    }
+}
+
+const FORMATS: [AdapterFormat; 4] =
+    [AdapterFormat::Comfyui, AdapterFormat::Kohya, AdapterFormat::Peft, AdapterFormat::Diffusers];
+
+#[test]
+fn an_adapter_goes_from_any_program_to_any_other() {
+    let out = tempfile::tempdir().unwrap();
+    let mut reference = Reference::open("schnell");
+    reference.pipeline.add_adapter(&reference.folder.join("lora.safetensors")).unwrap();
+    // Each is made of the one before, so that all are read once and written once.
+    for format in FORMATS {
+        let done = export(&mut reference.pipeline, format, out.path(), "x").unwrap();
+        assert_eq!(done.n_layers, 17, "{format:?}");
+        reference.pipeline.add_adapter(&done.path).unwrap();
+        check("image_lora", &reference.recorded, &reference.images(1.0));
+    }
+}
+
+fn lora(outputs: usize, inputs: usize) -> LoraWeights {
+    let values = |count: usize, by: f32| (0..count).map(|i| (i as f32 * by).sin()).collect();
+    let (down, up) = (values(2 * inputs, 0.3), values(outputs * 2, 0.7));
+    LoraWeights { rank: 2, alpha: 3.0, down, up, magnitude: None }
+}
+
+/// T5 is the second text encoder of FLUX.1, and kohya counts it as the third.
+#[test]
+fn text_encoders_have_the_names_of_other_programs() {
+    let out = tempfile::tempdir().unwrap();
+    let mut pipeline = Pipeline::open(&folder("schnell"), None).unwrap();
+    let one =
+        |name: &str, outputs, inputs| BTreeMap::from([(name.to_owned(), lora(outputs, inputs))]);
+    let parts = vec![
+        (Component::TextEncoder(1), one("text_model.encoder.layers.1.mlp.fc1", 48, 24)),
+        (Component::TextEncoder(2), one("encoder.block.0.layer.0.SelfAttention.q", 32, 40)),
+    ];
+    pipeline.set_adapter(parts.clone());
+    let mut stems = |format| {
+        let done = export(&mut pipeline, format, out.path(), "x").unwrap();
+        let tensors = Catalog::open(&done.path).unwrap().tensors;
+        let alphas = tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(".alpha"));
+        (done.path, alphas.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (kohya, names) = stems(AdapterFormat::Kohya);
+    let t5 = "encoder_block_0_layer_0_SelfAttention_q";
+    let clip = "lora_te1_text_model_encoder_layers_1_mlp_fc1";
+    assert_eq!(names, [clip.to_owned(), format!("lora_te3_{t5}")]);
+    let (_, names) = stems(AdapterFormat::Comfyui);
+    let clip = "text_encoders.clip_l.transformer.text_model.encoder.layers.1.mlp.fc1";
+    let t5 = "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q";
+    assert_eq!(names, [clip, t5]);
+    // `OneTrainer` calls T5 the second; the header of a file is text of the same length.
+    let bytes = fs::read(&kohya).unwrap();
+    let mut renamed = bytes.clone();
+    for at in 0..bytes.len() - 8 {
+        if bytes[at..].starts_with(b"lora_te3") {
+            renamed[at + 7] = b'2';
+        }
+    }
+    assert_ne!(renamed, bytes);
+    fs::write(&kohya, renamed).unwrap();
+    let mut again = Pipeline::open(&folder("schnell"), None).unwrap();
+    again.add_adapter(&kohya).unwrap();
+    assert_eq!(again.adapter()[1..], parts);
 }

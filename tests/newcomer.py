@@ -7,7 +7,8 @@ two commands.
 1. Every Python snippet of a model card runs as it stands: of the demo, of an image model with T5, of one in a
    single file, of a language model in a folder and in a GGUF file.
 2. A JPEG says what it was made from where Pillow reads it.
-3. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
+3. Adapters of FLUX.1 that hearth exports are loaded by diffusers and PEFT, and a merged model is diffusers' own.
+4. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
 """
 
 import os
@@ -122,6 +123,11 @@ def jpeg(place):
     assert said.startswith("a füchs") and "Steps: 2" in said, said
 
 
+def flux_adapters(_place):
+    """Written by hearth, read by diffusers and PEFT."""
+    subprocess.run([sys.executable, GOLDEN / "flux/check_exports.py", HEARTH, "schnell"], check=True)
+
+
 def text_cards(place):
     (place / "notes.jsonl").write_text('{"text": "a plan is a plan is a plan"}\n' * 20)
     shutil.copytree(GOLDEN / "gguf/smollm", place / "smollm")
@@ -154,7 +160,7 @@ def interrupted(place):
 
 def main():
     run_image_card(DEMO)
-    checks = [image_cards, jpeg, text_cards, interrupted]
+    checks = [image_cards, jpeg, flux_adapters, text_cards, interrupted]
     with tempfile.TemporaryDirectory() as place:
         for check in checks:
             check(Path(place))

@@ -75,7 +75,7 @@ def main(hearth):
             "diffusers": by_diffusers(folder / "pytorch_lora_weights.safetensors"),
             "peft": output(PeftModel.from_pretrained(model(), folder / "peft")),
             "kohya": by_hand(folder / "x-kohya.safetensors", "lora_unet_", "lora_down", "lora_up", True),
-            "comfyui": by_hand(folder / "x-comfyui.safetensors", "diffusion_model.", "lora_A", "lora_B", False),
+            "comfyui": by_hand(folder / "x-comfyui.safetensors", "diffusion_model.", "lora_down", "lora_up", False),
         }
     for name, got in outputs.items():
         apart = ((got - expected).abs().max() / expected.abs().max()).item()

@@ -20,7 +20,9 @@ pub fn fuse(
         let pieces = original(layer);
         members.entry(pieces[0].key.clone()).or_default().push((pieces, given));
     }
-    let one = |(key, members): (String, Vec<(Vec<TensorPiece>, &LoraWeights)>)| {
+    let one = |(key, mut members): (String, Vec<(Vec<TensorPiece>, &LoraWeights)>)| {
+        // In the order of rows, other programs see blocks on the diagonal, and take them apart again.
+        members.sort_by_key(|(pieces, _)| pieces[0].from);
         let fused = fuse_members(&key, &members)?;
         Ok((key, fused))
     };
@@ -80,4 +82,24 @@ fn magnitudes(
         rows.zip(magnitude).for_each(|(row, magnitude)| all[row] = *magnitude);
     }
     Ok(Some(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// q is the first third of the rows and has the first part of the rank, although k comes first by name.
+    #[test]
+    fn blocks_are_on_the_diagonal() {
+        let layer = |name: &str, value: f32| {
+            let (down, up) = (vec![value], vec![value; 2]);
+            (name.to_owned(), LoraWeights { rank: 1, alpha: 1.0, down, up, magnitude: None })
+        };
+        let layers = BTreeMap::from([layer("k", 2.0), layer("q", 1.0), layer("v", 3.0)]);
+        let part = |name: &str| "qkv".find(name).expect("one of the three");
+        let fused = fuse(&layers, |name| vec![TensorPiece::part("qkv", part(name), 3)]).unwrap();
+        assert_eq!(fused["qkv"].down, [1.0, 2.0, 3.0]);
+        let rows: Vec<&[f32]> = fused["qkv"].up.chunks(3).collect();
+        assert_eq!(rows[..3], [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]);
+    }
 }

@@ -34,7 +34,7 @@ pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<Exported
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
     let tensors = &base.tensor_specs()?[..];
-    let export_base = super::ExportBase { tensors, original: &|_| Vec::new(), export: None };
+    let export_base = super::ExportBase { tensors, original: &|_| Vec::new(), family: None };
     let path = write(&parts, AdapterFormat::Peft, folder, "", &export_base)?;
     base.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = vec![(Component::Language, base.adapter())];

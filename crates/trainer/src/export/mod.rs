@@ -30,11 +30,12 @@ use weights::safetensors::OutputTensor;
 use weights::write::write_file;
 
 use crate::error::{Result, TrainerError};
+use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
 use crate::model::adapter::{AdapterFormat, AdapterWeights, LoraWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::family::ExportMetadata;
+use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::tensor_piece::TensorPiece;
 
 /// A file that was written and checked.
@@ -61,8 +62,16 @@ struct ExportBase<'a> {
     /// All of its tensors.
     tensors: &'a [TensorSpec],
     original: OriginalLayoutFn<'a>,
-    /// Of a diffusion model's family.
-    export: Option<&'a ExportMetadata>,
+    /// A diffusion model's family.
+    family: Option<&'static DiffusionFamily>,
+}
+
+impl ExportBase<'_> {
+    /// What other programs call the text encoder at a position.
+    fn encoder_names(&self, position: u8) -> Option<EncoderNames> {
+        let mut encoders = self.family?.encoders.iter();
+        encoders.find(|spec| spec.position == position).map(|spec| spec.adapter_names)
+    }
 }
 
 /// Writes the adapter of `pipeline` into `folder`, and checks it.
@@ -75,8 +84,8 @@ pub fn export(
     let parts = pipeline.adapter();
     let config = &pipeline.transformer.config;
     let original = |layer: &str| config.original_module(layer);
-    let (tensors, export) = (&config.tensor_specs()?[..], Some(&config.family().export));
-    let base = ExportBase { tensors, original: &original, export };
+    let (tensors, family) = (&config.tensor_specs()?[..], Some(config.family()));
+    let base = ExportBase { tensors, original: &original, family };
     let path = write(&parts, format, folder, name, &base)?;
     // Values that are not finite get here only with --force.
     pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
@@ -108,7 +117,7 @@ fn write(
 ) -> Result<PathBuf> {
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
-        for (stem, given) in stems(component, layers, format, base.original)? {
+        for (stem, given) in stems(component, layers, format, base)? {
             insert(&stem, &given, format, &mut tensors);
         }
     }
@@ -135,7 +144,11 @@ fn write(
         let config = settings::peft(parts, base.tensors);
         fs::write(peft.join(PEFT_CONFIG), config).map_err(failed)?;
     }
-    save(&path, &settings::header(parts, format, base.export), &tensors)?;
+    save(
+        &path,
+        &settings::header(parts, format, base.family.map(|family| &family.export)),
+        &tensors,
+    )?;
     Ok(result)
 }
 
@@ -165,7 +178,7 @@ fn stems(
     component: Component,
     layers: &BTreeMap<String, LoraWeights>,
     format: AdapterFormat,
-    original: OriginalLayoutFn<'_>,
+    base: &ExportBase<'_>,
 ) -> Result<Vec<(String, LoraWeights)>> {
     let renamed = |name: &dyn Fn(&str) -> String| {
         layers.iter().map(|(layer, given)| (name(layer), given.clone())).collect()
@@ -176,18 +189,23 @@ fn stems(
             AdapterFormat::Diffusers | AdapterFormat::Peft => {
                 renamed(&|layer| stem(component, layer, format))
             }
-            AdapterFormat::Kohya => fuse::fuse(layers, original)?
+            AdapterFormat::Kohya => fuse::fuse(layers, base.original)?
                 .into_iter()
                 .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
                 .collect(),
-            AdapterFormat::Comfyui => fuse::fuse(layers, original)?
+            AdapterFormat::Comfyui => fuse::fuse(layers, base.original)?
                 .into_iter()
                 .map(|(layer, given)| (format!("diffusion_model.{layer}"), given))
                 .collect(),
         });
     };
-    Ok(match format {
-        AdapterFormat::Kohya => renamed(&|layer| format!("lora_te{index}_{}", flat(layer))),
+    Ok(match (format, base.encoder_names(index)) {
+        (AdapterFormat::Kohya, Some(EncoderNames { kohya: [first, ..], .. })) => {
+            renamed(&|layer| format!("{first}_{}", flat(layer)))
+        }
+        (AdapterFormat::Comfyui, Some(EncoderNames { comfyui, .. })) => {
+            renamed(&|layer| format!("text_encoders.{comfyui}.transformer.{layer}"))
+        }
         _ => renamed(&|layer| stem(component, layer, format)),
     })
 }
@@ -208,8 +226,10 @@ fn suffixes(format: AdapterFormat) -> [&'static str; 3] {
         AdapterFormat::Diffusers | AdapterFormat::Peft => {
             ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]
         }
-        AdapterFormat::Kohya => ["lora_down.weight", "lora_up.weight", "dora_scale"],
-        AdapterFormat::Comfyui => ["lora_A.weight", "lora_B.weight", "dora_scale"],
+        // ComfyUI reads other endings too; diffusers converts its files only with these.
+        AdapterFormat::Kohya | AdapterFormat::Comfyui => {
+            ["lora_down.weight", "lora_up.weight", "dora_scale"]
+        }
     }
 }
 
@@ -253,6 +273,9 @@ fn compare(
     for (component, layers) in kept(parts, format) {
         for (layer, given) in layers {
             let Some(found) = again.get(&(component.folder(), layer)) else {
+                if given.is_zero() && given.magnitude.is_none() {
+                    continue;
+                }
                 return wrong(format!("{layer} is missing when it is read back"));
             };
             let [before, after] = [given, found].map(LoraWeights::probe);

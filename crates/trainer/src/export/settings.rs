@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Map, Value, json};
 
 use super::{AdapterFormat, kept};
+use crate::model::adapter::names::CLIP_PREFIX;
 use crate::model::adapter::read::Component;
 use crate::model::adapter::{AdapterWeights, LoraWeights};
 use crate::model::build::TensorSpec;
@@ -82,20 +83,22 @@ fn targets<'a>(
     layers.keys().map(shortest).collect()
 }
 
-/// PEFT's settings for these layers: what most have, and the exceptions by name.
+/// PEFT's settings for these layers: what most have, and the exceptions by name. PEFT compares ends of names, so that
+/// those of CLIP fit with and without the prefix that newer transformers leave out.
 fn config(layers: &BTreeMap<String, LoraWeights>) -> Map<String, Value> {
     let (rank, alpha) = usual(layers.values());
     let mut ranks = Map::new();
     let mut alphas = Map::new();
+    let named = |layer: &'_ String| layer.strip_prefix(CLIP_PREFIX).unwrap_or(layer).to_owned();
     for (layer, given) in layers {
         if given.rank != rank {
-            ranks.insert(layer.clone(), json!(given.rank));
+            ranks.insert(named(layer), json!(given.rank));
         }
         if given.alpha != alpha {
-            alphas.insert(layer.clone(), number(given.alpha));
+            alphas.insert(named(layer), number(given.alpha));
         }
     }
-    let targets: BTreeSet<&String> = layers.keys().collect();
+    let targets: BTreeSet<String> = layers.keys().map(named).collect();
     let settings = json!({
         "peft_type": "LORA",
         "r": rank,
