@@ -25,7 +25,7 @@ pub fn checksum(path: &Path, tick: BytesDoneFn<'_>) -> Result<Hash> {
     while offset < disk.len() {
         let block = &mut buffer[..(disk.len() - offset).min(BLOCK_BYTES as u64) as usize];
         disk.read(offset, block, &mut scratch)?;
-        hasher.update(block);
+        hasher.update_rayon(block);
         offset += block.len() as u64;
         if !tick(block.len() as u64) {
             return Err(WeightsError::Cancelled);

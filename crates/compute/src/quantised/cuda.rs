@@ -7,6 +7,9 @@ use crate::{Dtype, Tensor};
 
 const KERNELS: CudaSource = CudaSource { name: "quantised", text: include_str!("kernel.cu") };
 
+/// The number of nf4 in the kernels.
+const NF4: u32 = 2;
+
 /// `exact` has room for the scales of blocks before they are quantised too.
 pub(super) fn quantise(
     cuda: &CudaBackend,
@@ -53,17 +56,14 @@ pub fn dequantise(cuda: &CudaBackend, from: &Quantised, dtype: Dtype, to: CudaAr
     let how = match how {
         Quantisation::Int8 => 0u32,
         Quantisation::Fp8 => 1,
-        Quantisation::Nf4 => 2,
+        Quantisation::Nf4 => NF4,
     };
     let arguments = [&[codes.into()][..], &scales, &[to], &arguments![n, width, how]].concat();
-    let variant = CudaVariant::of(&[Dtype::F32, dtype]);
-    cuda.launch(
-        &KERNELS,
-        "dequantise",
-        variant,
-        LaunchConfig::per_element(n.div_ceil(2)),
-        &arguments,
-    );
+    // Blocks of nf4 have 64 elements, rows of the others any number.
+    let pack = if how == NF4 || width.is_multiple_of(8) { 8 } else { 1 };
+    let variant = CudaVariant::of(&[Dtype::F32, dtype]).with_pack(pack);
+    let grid = LaunchConfig::per_element(n.div_ceil(pack));
+    cuda.launch(&KERNELS, "dequantise", variant, grid, &arguments);
 }
 
 fn book(cuda: &CudaBackend) -> CudaArg {

@@ -90,21 +90,35 @@ KERNEL quantise_scales(const float* scales, const float* mean, u8* codes, float*
     codes[at] = code < 0 ? 0 : code > 255 ? 255 : code;
 }
 
-// Dequantise. A thread for every two, which of nf4 share a byte.
+// Dequantise. A thread for P elements of one row; of nf4 eight, two of which share a byte.
 KERNEL dequantise(const u8* codes, const float* scales, const u8* block_codes, const float* groups,
                   const float* mean, const float* book, Y* out, u64 n, u64 width, int how) {
-    u64 at = 2 * thread();
+    // Threads look up different numbers at once, which constant memory would answer one after the other.
+    __shared__ float nf4[16];
+    if (threadIdx.x < 16) nf4[threadIdx.x] = NF4[threadIdx.x];
+    __syncthreads();
+    u64 at = P * thread();
     if (at >= n) return;
+    float x[P];
     if (how == 2) {
         u64 block = at / 64;
         float scale = book[block_codes[block]] * groups[block / 256] + *mean;
-        u8 code = codes[at / 2];
-        out[at] = from_f32<Y>(scale * NF4[code >> 4]);
-        out[at + 1] = from_f32<Y>(scale * NF4[code & 15]);
-        return;
+        u32 word = *(const u32*)(codes + at / 2);
+#pragma unroll
+        for (int i = 0; i + 1 < P; i += 2) {
+            u8 code = word >> 4 * i;
+            x[i] = scale * nf4[code >> 4];
+            x[i + 1] = scale * nf4[code & 15];
+        }
+    } else {
+        Pack<u8> raw = *(const Pack<u8>*)(codes + at);
+        // A division of 32 bits takes a fraction of one of 64.
+        float scale = scales[n >> 32 ? at / width : (u32)at / (u32)width];
+#pragma unroll
+        for (int i = 0; i < P; i++) {
+            u8 code = raw.numbers[i];
+            x[i] = scale * (how == 1 ? from_e4m3(code) : (float)(signed char)code);
+        }
     }
-    for (u64 i = at; i < at + 2 && i < n; i++) {
-        float x = how == 1 ? from_e4m3(codes[i]) : (float)(signed char)codes[i];
-        out[i] = from_f32<Y>(scales[i / width] * x);
-    }
+    store(x, out + at, 0);
 }
