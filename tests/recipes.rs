@@ -100,10 +100,22 @@ fn machines() -> Vec<(PathBuf, usize)> {
     files("machines").into_iter().map(|path| (path.clone(), limit(&path))).collect()
 }
 
+/// The share of a GPU's own memory that a recipe may take: a display has the rest.
+const GPU_SHARE: f64 = 0.92;
+
+/// Bytes a second from main memory to the GPU: what PCIe 4 gives with eight lanes.
+const PCIE: f64 = 12e9;
+
 /// That a recipe fits its size on the CPU, and on the GPU of a Mac of that size, whose largest buffer
-/// is half of memory; gives what is wrong.
+/// is half of memory; `…-gpu-8gb` on a GPU with so much memory of its own. Gives what is wrong.
 fn judge(recipe: &Path) -> Result<(), String> {
     let size = promised(recipe);
+    if text(recipe).contains("-gpu-") {
+        let limit = (size.unwrap() as f64 / SHARE * GPU_SHARE) as usize;
+        let plan = planned_over(recipe, limit, PCIE).map_err(|error| error.to_string())?;
+        let needed = plan.peak_bytes();
+        return if needed <= limit { Ok(()) } else { Err(format!("{needed} above {limit}")) };
+    }
     let mac = DeviceKind::gpu_with_buffer(size.map(|size| (size as f64 / SHARE / 2.0) as usize));
     [CPU, mac].into_iter().try_for_each(|kind| judge_on(recipe, kind, size))
 }
