@@ -156,7 +156,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/lm",
         &[
             "this is a language model (LlamaForCausalLM)",
-            "expected an SD3 or SD3.5 image model",
+            "expected an SD3, SD3.5 or FLUX.1 image model",
             "--text PATH",
         ],
     ),
@@ -171,8 +171,8 @@ const MODELS: &[Row] = &[
     ),
     (
         1,
-        "plan --images DIR/images --base DIR/flux",
-        &["this is a FLUX.1 pipeline (FluxPipeline)", "hearth trains SD3 and SD3.5"],
+        "plan --images DIR/images --base DIR/sana",
+        &["this is a Sana pipeline (SanaPipeline)", "hearth trains SD3, SD3.5 and FLUX.1"],
     ),
     (
         1,
@@ -186,20 +186,14 @@ const MODELS: &[Row] = &[
     ),
     (
         1,
-        "sample --base DIR/flux.safetensors --prompt fox",
-        &["this is a FLUX.1 checkpoint", "expected an SD3 or SD3.5 image model"],
-    ),
-    (
-        1,
         "plan --images DIR/images --base DIR/sd15.safetensors",
         &["this is a Stable Diffusion 1.5 checkpoint"],
     ),
     (1, "plan --images DIR/images --base DIR/sdxl.safetensors", &["this is an SDXL checkpoint"]),
-    (1, "sample --base DIR/flux.gguf --prompt fox", &["this is a FLUX.1 checkpoint (GGUF)"]),
     (
         1,
         "plan --text DIR/notes.txt --base DIR/flux.gguf",
-        &["this is a FLUX.1 checkpoint (GGUF)", "expected a Llama"],
+        &["this is a FLUX.1 checkpoint", "expected a Llama"],
     ),
     (1, "sample --base PIPELINE/vae --prompt fox", &["this is a VAE alone (AutoencoderKL)"]),
     (
@@ -387,7 +381,7 @@ const FILES: &[Row] = &[
         "convert PIPELINE/lora.safetensors --out DIR/x.gguf",
         &["this is a LoRA adapter", "expected a Llama"],
     ),
-    (1, "convert DIR/flux --out DIR/x.safetensors", &["no model", "DIR/flux"]),
+    (1, "convert DIR/sana --out DIR/x.safetensors", &["no model", "DIR/sana"]),
     (1, "shard PIPELINE/lora.safetensors --out DIR/notes.txt", &["cannot write DIR/notes.txt"]),
     (1, "shard PIPELINE/lora.safetensors --out DIR/s --max-size 0", &["--max-size is 0"]),
     (1, "shard PIPELINE/lora.safetensors --out DIR/s --stem a/b", &["--stem is \"a/b\""]),
@@ -488,7 +482,7 @@ impl Place {
     fn models(&self) {
         let settings = |class: &str| format!("{{\"_class_name\": \"{class}\"}}");
         for (name, class) in [
-            ("flux", "FluxPipeline"),
+            ("sana", "SanaPipeline"),
             ("sd15", "StableDiffusionPipeline"),
             ("sdxl", "StableDiffusionXLPipeline"),
         ] {

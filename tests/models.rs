@@ -496,10 +496,10 @@ fn what_is_not_an_sd3_folder_is_refused() {
     let empty = TempDir::new().unwrap();
     assert!(refused(empty.path(), &[]).contains("has no model_index.json"));
     let folder = copy();
-    fs::write(folder.path().join("model_index.json"), r#"{"_class_name": "FluxPipeline"}"#)
+    fs::write(folder.path().join("model_index.json"), r#"{"_class_name": "SanaPipeline"}"#)
         .unwrap();
     let words = refused(folder.path(), &[]);
-    assert!(words.contains("this is a FLUX.1 pipeline (FluxPipeline), expected an SD3"), "{words}");
+    assert!(words.contains("this is a Sana pipeline (SanaPipeline), expected an SD3"), "{words}");
 }
 
 #[test]

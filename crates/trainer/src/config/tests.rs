@@ -105,6 +105,8 @@ const EVERY_KEY: &[&str] = &[
     "train.weighting_scheme=cosmap",
     "train.logit_mean=0.5",
     "train.logit_std=2",
+    "train.timestep_shift=resolution",
+    "train.guidance_scale=off",
     "train.max_grad_norm=off",
     "train.ema=0.999",
     "optimizer.kind=adamw_8bit",
@@ -118,6 +120,7 @@ const EVERY_KEY: &[&str] = &[
     "sample.size=[512, 768]",
     "sample.steps=20",
     "sample.guidance_scale=4.5",
+    "sample.true_cfg_scale=2",
     "sample.seed=7",
     "sample.negative_prompt=blurry",
     "machine.mode=quiet",
@@ -342,6 +345,30 @@ fn what_nobody_typed_is_the_familys_default() {
     assert_eq!(sample.steps, 9);
 }
 
+/// FLUX.1 dev takes a guidance scale as an input, schnell takes none, and SD3 has classifier-free guidance.
+#[test]
+fn a_scale_that_the_base_has_no_use_for_is_refused() {
+    let of = |base: &str, more: &[&str]| set(&[&[base], more].concat());
+    let (dev, schnell) = ("base.path=FLUX.1-dev", "base.path=FLUX.1-schnell");
+    let sampling = |base| {
+        let config = of(base, &[]).unwrap();
+        let (_, sample) = config.data.images().unwrap();
+        (sample.steps, config.train.guidance_scale)
+    };
+    assert_eq!(sampling(dev), (28, Some(1.0)));
+    assert_eq!(sampling(schnell).0, 4);
+    assert_eq!(of(dev, &["train.guidance_scale=3.5"]).unwrap().train.guidance_scale, Some(3.5));
+    for (base, key, found) in [
+        (schnell, "train.guidance_scale=3.5", "a FLUX.1 schnell base"),
+        (schnell, "sample.guidance_scale=3.5", "a FLUX.1 schnell base"),
+        ("base.path=stable-diffusion-3.5-medium", "train.guidance_scale=3.5", "an SD3 base"),
+        ("base.path=stable-diffusion-3.5-medium", "sample.true_cfg_scale=2", "an SD3 base"),
+    ] {
+        let said = of(base, &[key]).unwrap_err().to_string();
+        assert!(said.contains(&format!("has no effect with {found}")), "{said}");
+    }
+}
+
 #[test]
 fn a_key_can_be_unset() {
     let text = format!("{SHORTEST}validation = 2\ntrigger = 'x'\n[train]\nsteps = 5\n");
@@ -382,7 +409,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nxxxxxxx = 1",
-        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance_scale, seed, \
+        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance_scale, true_cfg_scale, seed, \
          negative_prompt: JOB:6:1",
     ),
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),

@@ -399,4 +399,21 @@ mod tests {
             assert_eq!(problem, says, "{text}");
         }
     }
+
+    /// σ' = s·σ / (1 + (s - 1)·σ), with s from the image's tokens: e^1.15 at 4096 and e^0.5 at 256 of them.
+    #[test]
+    fn timesteps_of_training_are_shifted_as_asked() {
+        let scheduler = FlowMatchScheduler::dynamic(0.5, 1.15, 4096);
+        let at = |shift, fraction, tokens| scheduler.train_timesteps(shift).at(fraction, tokens);
+        assert_eq!(at(TimestepShift::Scheduler, 0.5, 4096), Timestep { sigma: 0.5, t: 500.0 });
+        let Timestep { sigma, t } = at(TimestepShift::Fixed(3.0), 0.5, 4096);
+        assert_eq!((sigma, t), (0.75, 750.0));
+        for (tokens, mu) in [(4096, 1.15_f64), (256, 0.5)] {
+            let sigma = f64::from(at(TimestepShift::Resolution, 0.5, tokens).sigma);
+            assert!((sigma - mu.exp() / (mu.exp() + 1.0)).abs() < 1e-6, "{tokens}: {sigma}");
+        }
+        // Least noise is that of the last listed timestep, shifted; never none at all.
+        let least = at(TimestepShift::Fixed(3.0), 1.0, 0).sigma;
+        assert!((0.002..0.004).contains(&least), "{least}");
+    }
 }
