@@ -23,7 +23,7 @@ use trainer::sample::{ImageRequest, SampleJob};
 
 use weights::Catalog;
 
-use crate::models::{LIMIT, check, recorded_in};
+use crate::models::{LIMIT, check, copy_folder, recorded_in};
 use crate::{printed, text};
 
 /// A variant with what diffusers computed.
@@ -44,6 +44,18 @@ pub fn golden() -> PathBuf {
 pub fn folder(variant: &str) -> PathBuf {
     golden().join(variant).join("pipeline")
 }
+
+/// A copy of FLUX.1 dev with prompts of few tokens, for training in little time.
+pub fn with_short_prompts(to: &Path) {
+    copy_folder(&folder("dev"), to);
+    let path = to.join("model_index.json");
+    let index = fs::read_to_string(&path).unwrap();
+    let length = format!("{{\n \"max_sequence_length\": {SHORT_PROMPT},");
+    fs::write(path, index.replacen('{', &length, 1)).unwrap();
+}
+
+/// As `tests/golden/flux/train/generate.py` has it.
+const SHORT_PROMPT: usize = 24;
 
 impl Reference {
     fn open(variant: &str) -> Self {

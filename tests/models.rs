@@ -460,21 +460,23 @@ fn a_checkpoint_draws_with_a_folder_for_the_rest() {
 
 /// A copy of the pipeline, to be broken.
 pub fn copy() -> TempDir {
-    fn all(from: &Path, to: &Path) {
-        fs::create_dir_all(to).unwrap();
-        for entry in fs::read_dir(from).unwrap() {
-            let entry = entry.unwrap();
-            let to = to.join(entry.file_name());
-            if entry.path().is_dir() {
-                all(&entry.path(), &to);
-            } else {
-                fs::copy(entry.path(), to).unwrap();
-            }
+    let folder = TempDir::new().unwrap();
+    copy_folder(&golden().join("pipeline"), folder.path());
+    folder
+}
+
+/// Copies a folder with all that is in it.
+pub fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
         }
     }
-    let folder = TempDir::new().unwrap();
-    all(&golden().join("pipeline"), folder.path());
-    folder
 }
 
 /// What `sample` says of a folder that cannot be used.

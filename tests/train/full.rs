@@ -25,8 +25,7 @@ use crate::{printed, text};
 const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
 
 /// The result is a model folder that can be sampled from, and an interruption changes nothing.
-fn check(fresh: &str) {
-    let job = Job::new();
+fn check(job: &Job, base: &Path, fresh: &str) {
     let set = ["adapter.kind=full", fresh, "train.steps=4", "train.batch_size=1", "train.ema=0.9"];
     job.remove("rank = 4\n");
     let whole = job.finish("whole", &set, &[]);
@@ -40,7 +39,7 @@ fn check(fresh: &str) {
     assert_eq!(losses(&events(&whole)), losses(&events(&run)));
     // What it is made of lies in the last checkpoint.
     let (last, made) = (run.join("checkpoints/step-000004"), job.path("model"));
-    printed(&["export", text(&last), "--base", &at("pipeline"), "--out", text(&made)]);
+    printed(&["export", text(&last), "--base", text(base), "--out", text(&made)]);
     assert!(weights(&run) == weights(job.folder.path()), "other bytes than the run wrote");
     let (model, image) = (run.join("model"), job.path("fox.png"));
     let arguments = ["sample", "--base", text(&model), "--prompt", "a fox", "--out", text(&image)];
@@ -50,12 +49,18 @@ fn check(fresh: &str) {
 
 #[test]
 fn a_model_is_fine_tuned() {
-    check("base.random_init=false");
+    check(&Job::new(), &golden().join("pipeline"), "base.random_init=false");
+}
+
+#[test]
+fn a_flux_is_fine_tuned() {
+    let job = Job::flux();
+    check(&job, &job.path("base"), "base.random_init=false");
 }
 
 #[test]
 fn a_model_is_trained_from_scratch() {
-    check("base.random_init=true");
+    check(&Job::new(), &golden().join("pipeline"), "base.random_init=true");
 }
 
 #[test]

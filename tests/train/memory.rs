@@ -185,11 +185,27 @@ const SHORT: [&str; 4] =
 #[test]
 #[ignore = "long: `just sweep` runs it"]
 fn every_single_allocation_of_a_run_may_fail() {
-    let job = Job::new();
-    let whole = run_with(&job, "whole", &SHORT, &|_, _| {});
-    for nth in 1..=whole.n_allocations {
+    check_allocations(&Job::new(), 1);
+}
+
+#[test]
+#[ignore = "long: `just sweep` runs it"]
+fn every_single_allocation_of_a_run_of_flux_may_fail() {
+    check_allocations(&Job::flux(), 1);
+}
+
+/// Some of them, from the images to the last step, in the default suite.
+#[test]
+fn allocations_of_a_run_of_flux_may_fail() {
+    check_allocations(&Job::flux(), 499);
+}
+
+/// Every `step`-th.
+fn check_allocations(job: &Job, step: usize) {
+    let whole = run_with(job, "whole", &SHORT, &|_, _| {});
+    for nth in (1..=whole.n_allocations).step_by(step) {
         fs::remove_dir_all(job.path("cache")).unwrap();
-        let refused = run_with(&job, "run", &SHORT, &|device, event| {
+        let refused = run_with(job, "run", &SHORT, &|device, event| {
             if event.is_none() {
                 device.fail_allocation(nth);
             }
@@ -198,7 +214,7 @@ fn every_single_allocation_of_a_run_may_fail() {
         assert!(partial(&job.path("")).is_empty(), "{nth}");
         let done = match refused.end {
             Ok(_) => refused,
-            Err(_) => run_with(&job, "run", &SHORT, &|_, _| {}),
+            Err(_) => run_with(job, "run", &SHORT, &|_, _| {}),
         };
         assert!(done.end.is_ok(), "{nth}: {:?}", done.end);
         assert!(trained(&whole.folder) == trained(&done.folder), "{nth}: other bytes");

@@ -23,8 +23,8 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use tempfile::TempDir;
 use trainer::event::{Event, Phase, PhaseProgress, RunStart, Warning};
 
-use crate::models::at;
-use crate::{command, printed, said, text};
+use crate::models::{at, golden};
+use crate::{command, flux, printed, said, text};
 
 /// A job for the tiny pipeline, with images that hearth draws.
 const JOB: &str = "
@@ -56,9 +56,20 @@ struct Job {
 
 impl Job {
     fn new() -> Self {
+        Self::of(&golden().join("pipeline"))
+    }
+
+    /// Of a FLUX.1 with a guidance embedding, in `base`.
+    fn flux() -> Self {
+        let job = Self::of(Path::new("base"));
+        flux::with_short_prompts(&job.path("base"));
+        job
+    }
+
+    fn of(base: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("job.toml");
-        let base = format!("[base]\npath = '{}'\ndtype = 'f32'\n", at("pipeline"));
+        let base = format!("[base]\npath = '{}'\ndtype = 'f32'\n", text(base));
         fs::write(&file, format!("{base}{JOB}")).unwrap();
         Self { folder, file }
     }

@@ -62,19 +62,37 @@ const MOMENTS: [(&str, u64); 22] = [
     ("end", 3),
 ];
 
+/// The same for a model that takes longer.
+const FEW_MOMENTS: [(&str, u64); 6] = [
+    ("begin", 0),
+    ("checkpoint", 0),
+    ("step", 1),
+    ("checkpoint", 2),
+    ("checkpoint", 20),
+    ("exported", 0),
+];
+
 #[test]
 fn a_run_that_is_killed_again_and_again_trains_the_same() {
-    let job = Job::new();
+    check_killed(&Job::new(), &MOMENTS);
+}
+
+#[test]
+fn a_run_of_flux_that_is_killed_again_and_again_trains_the_same() {
+    check_killed(&Job::flux(), &FEW_MOMENTS);
+}
+
+fn check_killed(job: &Job, moments: &[(&str, u64)]) {
     let whole = job.finish("whole", &ALL, &["--threads", "1"]);
     let killed = job.path("killed");
-    for (at, (kind, millis)) in MOMENTS.into_iter().enumerate() {
+    for (at, (kind, millis)) in moments.iter().enumerate() {
         let threads = ["1", "2", "3"][at % 3];
         let arguments = ["--out", text(&killed), "--threads", threads];
         // As the program says itself: what was killed before it saved anything is started again.
         let resume: &[&str] = if n_saved(&killed) > 0 { &["--resume"] } else { &[] };
         let mut running = Running::begin(job.command(&ALL, &[&arguments, resume].concat()));
         let happened = kind.is_empty() || running.until(kind);
-        sleep(Duration::from_millis(millis));
+        sleep(Duration::from_millis(*millis));
         // One that is done already cannot be killed.
         _ = running.child.kill();
         let output = running.child.wait_with_output().unwrap();

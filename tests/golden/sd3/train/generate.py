@@ -21,6 +21,8 @@ They are computed here anew, from this table:
 A draw is (batch << 16) | place in the batch, with batches counted over the whole run. The seed for a purpose
 is words 0 and 1 of stream 0x686561727468 + purpose of the job's seed.
 
+The same for FLUX.1 is `../../flux/train/generate.py`, which takes all but the model from here.
+
 Two buckets with an odd number of images make batches of 1 and 2, so that what an image counts in a step
 that gathers two batches is checked as well.
 """
@@ -47,7 +49,8 @@ FAMILY = 0x686561727468
 ORDER = 0x6F72646572000000
 
 # In the order in which the model is built; the last block has no to_add_out.
-LAYERS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+LAYERS = [f"attn.{layer}" for layer in ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj",
+                                        "to_add_out"]]
 
 # Sizes [width, height] and captions. All are sizes of buckets, so that nothing is scaled.
 PICTURES = [
@@ -148,25 +151,22 @@ def read_images(folder):
         yield pixels.permute(2, 0, 1)[None], path.with_suffix(".txt").read_text()
 
 
-def trained_parameters(transformer, job):
-    """The adapter's, which is attached here, or all of the model's."""
+def trained_parameters(transformer, job, layers):
+    """The adapter's, which is attached here, or all of the model's. `layers` are in the order in which the model is built;
+    some may not exist."""
     if job["adapter"].get("kind") == "full":
         return list(transformer.requires_grad_(True).parameters())
     rank, seed = job["adapter"]["rank"], seed_for(job["train"]["seed"], ADAPTERS)
-    targets = [f"attn.{layer}" for layer in LAYERS]
     transformer.requires_grad_(False)
-    transformer.add_adapter(LoraConfig(r=rank, lora_alpha=job["adapter"]["alpha"], target_modules=targets))
-    modules, number = dict(transformer.named_modules()), 0
-    for block in range(len(transformer.transformer_blocks)):
-        for layer in LAYERS:
-            module = modules.get(f"transformer_blocks.{block}.attn.{layer}")
-            if module is None:
-                continue
-            down = module.lora_A.default.weight
-            numbers = torch.from_numpy(normals(seed, number, down.numel())).reshape(down.shape)
-            down.data.copy_(numbers / rank)
-            assert not module.lora_B.default.weight.any()
-            number += 1
+    modules = dict(transformer.named_modules())
+    layers = [layer for layer in layers if layer in modules]
+    transformer.add_adapter(LoraConfig(r=rank, lora_alpha=job["adapter"]["alpha"], target_modules=layers))
+    modules = dict(transformer.named_modules())
+    for number, layer in enumerate(layers):
+        down = modules[layer].lora_A.default.weight
+        numbers = torch.from_numpy(normals(seed, number, down.numel())).reshape(down.shape)
+        down.data.copy_(numbers / rank)
+        assert not modules[layer].lora_B.default.weight.any()
     return [parameter for parameter in transformer.parameters() if parameter.requires_grad]
 
 
@@ -175,11 +175,17 @@ def numbers_like(tensor, seed, purpose, draw):
 
 
 class Trainer:
-    def __init__(self, job):
+    pipeline_class = StableDiffusion3Pipeline
+
+    def __init__(self, folder, job):
         self.job = job
-        self.pipeline = StableDiffusion3Pipeline.from_pretrained(HERE / job["base"]["path"], torch_dtype=torch.float32)
-        self.samples = [self.encode(*image) for image in read_images(HERE / job["data"]["images"])]
-        self.parameters = trained_parameters(self.pipeline.transformer, job)
+        self.pipeline = self.pipeline_class.from_pretrained(folder / job["base"]["path"], torch_dtype=torch.float32)
+        self.samples = [self.encode(*image) for image in read_images(folder / job["data"]["images"])]
+        self.parameters = trained_parameters(self.pipeline.transformer, job, self.layers())
+
+    def layers(self):
+        blocks = range(len(self.pipeline.transformer.transformer_blocks))
+        return [f"transformer_blocks.{block}.{layer}" for block in blocks for layer in LAYERS]
 
     @torch.no_grad()
     def encode(self, pixels, caption):
@@ -215,13 +221,16 @@ class Trainer:
         """The mean loss of a batch."""
         indices = self.batch(number)
         parts = [self.noisy(index, number << 16 | slot) for slot, index in enumerate(indices)]
-        found = self.pipeline.transformer(
-            hidden_states=torch.cat([latents for latents, _, _ in parts]),
-            timestep=torch.stack([timestep for *_, timestep in parts]),
-            encoder_hidden_states=torch.cat([self.samples[index][1] for index in indices]),
-            pooled_projections=torch.cat([self.samples[index][2] for index in indices]),
-        ).sample
+        found = self.predict(
+            latents=torch.cat([latents for latents, _, _ in parts]),
+            timesteps=torch.stack([timestep for *_, timestep in parts]),
+            tokens=torch.cat([self.samples[index][1] for index in indices]),
+            pooled=torch.cat([self.samples[index][2] for index in indices]))
         return ((found - torch.cat([target for _, target, _ in parts])) ** 2).mean(), len(indices)
+
+    def predict(self, latents, timesteps, tokens, pooled):
+        return self.pipeline.transformer(
+            hidden_states=latents, timestep=timesteps, encoder_hidden_states=tokens, pooled_projections=pooled).sample
 
     def factor(self, done):
         """Of the learning rate, after so many steps."""
@@ -261,18 +270,18 @@ class Trainer:
         }
 
 
-def main():
+def main(folder, trainer_class, draws):
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     assert words(0, 0, 4).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], "not Philox"
-    if not check:
-        draw_images(HERE / "images")
+    if draws and not check:
+        draw_images(folder / "images")
     for job, file in [("job.toml", "losses.txt"), ("own.toml", "own_losses.txt")]:
-        trainer = Trainer(tomllib.loads((HERE / job).read_text()))
-        record_losses(trainer.train(), HERE / file, check)
+        trainer = trainer_class(folder, tomllib.loads((folder / job).read_text()))
+        record_losses(trainer.train(), folder / file, check)
         if job == "job.toml":
-            record_adapter(trainer.adapter(), HERE / "adapter.safetensors", check)
+            record_adapter(trainer.adapter(), folder / "adapter.safetensors", check)
 
 
 def record_losses(losses, path, check):
@@ -292,4 +301,5 @@ def record_adapter(adapter, path, check):
     print(path.name, max(apart).item())
 
 
-main()
+if __name__ == "__main__":
+    main(HERE, Trainer, draws=True)
