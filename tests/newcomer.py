@@ -60,7 +60,7 @@ def run_python(folder, before=""):
 # Both programs begin with the same noise: diffusers draws it, and leaves it for hearth.
 SAME_NOISE = """
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import FluxPipeline, StableDiffusion3Pipeline
 from safetensors.torch import save_file
 
 def prepare_latents(self, batch, channels, height, width, dtype, device, *others):
@@ -69,7 +69,14 @@ def prepare_latents(self, batch, channels, height, width, dtype, device, *others
     save_file({"latents": latents}, "latents.safetensors")
     return latents.to(device, dtype)
 
+def prepare_packed(self, batch, channels, height, width, dtype, device, *others):
+    latents = prepare_latents(self, batch, channels, height, width, dtype, device)
+    rows, columns = latents.shape[2] // 2, latents.shape[3] // 2
+    ids = self._prepare_latent_image_ids(batch, rows, columns, device, dtype)
+    return self._pack_latents(latents, batch, channels, 2 * rows, 2 * columns), ids
+
 StableDiffusion3Pipeline.prepare_latents = prepare_latents
+FluxPipeline.prepare_latents = prepare_packed
 """
 
 
@@ -101,13 +108,15 @@ def image_cards(place):
     for name, base, more in [
         ("folder", GOLDEN / "sd3/pipeline", []),
         ("single", GOLDEN / "sd3/single/pipeline.safetensors", ["--set", f"base.rest='{GOLDEN}/sd3/pipeline'"]),
+        ("flux-dev", GOLDEN / "flux/dev/pipeline", ["--set", "sample.true_cfg_scale=2.5"]),
+        ("flux-schnell", GOLDEN / "flux/schnell/pipeline", []),
     ]:
         run = place / name
         hearth("train", "--images", "my-cat", "--base", base, "--out", run, "--quiet", "--steps", 2, *IMAGE_JOB,
                *more, cwd=place)
         # Where somebody who has the card has the base too.
-        for needed in {base, GOLDEN / "sd3/pipeline"}:
-            (run / needed.name).symlink_to(needed)
+        for name, needed in {"pipeline": GOLDEN / "sd3/pipeline", base.name: base}.items():
+            (run / name).symlink_to(needed)
         run_image_card(run)
 
 

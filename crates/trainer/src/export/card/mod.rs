@@ -30,7 +30,7 @@ use crate::config::training_data::SEQUENCE;
 use crate::error::Result;
 use crate::event::figures::RunFigures;
 use crate::event::history::{ExportRecord, History, SampleImage, SampleText};
-use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::family::{DiffusionFamily, PublishedPipeline};
 use crate::report::format::{bytes, count, duration, link, number, plural};
 use crate::report::write_text;
 
@@ -202,17 +202,7 @@ fn front_matter(facts: &ModelCard) -> String {
     if let Some(base) = &hub {
         _ = writeln!(out, "base_model: {}\nbase_model_relation: adapter", yaml(base));
     }
-    match (&facts.license, &hub) {
-        (Some(license), _) => _ = writeln!(out, "license: {}", yaml(license)),
-        (None, Some(base)) => {
-            let link = yaml(&format!("https://huggingface.co/{base}/blob/main/LICENSE.md"));
-            _ = writeln!(
-                out,
-                "license: other\nlicense_name: as-the-base-model\nlicense_link: {link}"
-            );
-        }
-        (None, None) => out.push_str("license: other\nlicense_name: as-the-base-model\n"),
-    }
+    out += &license_keys(facts.license.as_deref(), hub.as_deref());
     if facts.is_text() {
         out.push_str(
             "library_name: peft\npipeline_tag: text-generation\ntags:\n- text-generation\n- peft\n\
@@ -239,6 +229,19 @@ fn front_matter(facts: &ModelCard) -> String {
         _ = writeln!(out, "- text: {text}\n  output:\n    url: {url}");
     }
     out + "---\n\n"
+}
+
+/// The hub's keys for the licence: the author's choice, else that of the base.
+fn license_keys(own: Option<&str>, hub: Option<&str>) -> String {
+    let base = hub.and_then(PublishedPipeline::license_of);
+    let id = own.or(base.map(|license| license.id)).unwrap_or("other");
+    if own.is_some() || id != "other" {
+        return format!("license: {}\n", yaml(id));
+    }
+    let name = base.and_then(|license| license.name).unwrap_or("as-the-base-model");
+    let link = hub.map(|hub| yaml(&format!("https://huggingface.co/{hub}/blob/main/LICENSE.md")));
+    let link = link.map_or_else(String::new, |link| format!("license_link: {link}\n"));
+    format!("license: other\nlicense_name: {name}\n{link}")
 }
 
 /// The last images, beside those of the base from the same noise.
@@ -318,9 +321,15 @@ fn licence(facts: &ModelCard) -> String {
         .license
         .as_ref()
         .map_or_else(String::new, |license| format!("This adapter is under `{}`. ", code(license)));
-    let base = match hub_name(&facts.base) {
+    let hub = hub_name(&facts.base);
+    let summary = hub.as_deref().and_then(PublishedPipeline::license_of);
+    let summary =
+        summary.map_or_else(String::new, |license| format!(" {}", plain(license.summary)));
+    let base = match hub {
         Some(hub) => format!("[{hub}](https://huggingface.co/{hub})"),
         None => format!("`{}`", code(&facts.base_name())),
     };
-    format!("## Licence\n\n{own}The licence of the base model applies; see LICENSE of {base}.\n")
+    format!(
+        "## Licence\n\n{own}The licence of the base model applies; see LICENSE of {base}.{summary}\n"
+    )
 }

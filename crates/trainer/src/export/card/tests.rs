@@ -78,3 +78,26 @@ fn a_model_card_is_written_into_the_run_folder() {
     let path = write(folder.path(), &job).unwrap();
     assert!(path.ends_with("README.md") && fs::read_to_string(path).unwrap().starts_with("---\n"));
 }
+
+/// The base's own licence on the hub and in words, and calls of diffusers that give what hearth gives.
+#[test]
+fn cards_of_flux_state_its_licence_and_its_guidance() {
+    let card = render(&facts(&["base.path=models/FLUX.1-dev"]));
+    let link = "https://huggingface.co/black-forest-labs/FLUX.1-dev/blob/main/LICENSE.md";
+    let name = "license: other\nlicense_name: flux-1-dev-non-commercial-license\nlicense_link:";
+    says(&card, &[&format!("{name} \"{link}\"\n"), "which allows non-commercial use", "- flux\n"]);
+    says(
+        &card,
+        &["FluxPipeline.from_pretrained(\"black-forest-labs/FLUX.1-dev\"", "guidance_scale="],
+    );
+    let never = |card: &str, what: &str| assert!(!card.contains(what), "{what} is in:\n{card}");
+    never(&card, "max_sequence_length");
+    never(&card, "true_cfg_scale");
+    let guided = ["base.path=models/FLUX.1-dev", "sample.true_cfg_scale=2.5"];
+    says(&render(&facts(&guided)), &["true_cfg_scale=2.5, negative_prompt="]);
+    let card = render(&facts(&["base.path=models/FLUX.1-schnell"]));
+    says(&card, &["license: \"apache-2.0\"\n", "Apache License 2.0", "max_sequence_length=256)"]);
+    never(&card, "guidance_scale=");
+    let card = render(&facts(&[]));
+    says(&card, &["license_name: stabilityai-ai-community\n", "Stability AI Community License"]);
+}

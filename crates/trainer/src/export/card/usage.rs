@@ -11,7 +11,8 @@ use crate::config::RunConfig;
 use crate::config::sample::SampleConfig;
 use crate::export::sample_command::SampleCommand;
 use crate::model::diffusion::family::DiffusionFamily;
-use crate::model::diffusion::text::TextEncoderSettings;
+use crate::model::diffusion::guidance::Guidance;
+use crate::model::diffusion::text::{PromptLength, TextEncoderSettings};
 use crate::model::kind;
 
 /// Settings of the job's samples that other programs have other defaults for.
@@ -119,19 +120,30 @@ fn loading(facts: &ModelCard, image_usage: &ImageUsage) -> String {
     format!("{base}{transformer}{}", left_out.collect::<String>())
 }
 
-/// The arguments of the pipeline's call besides the prompt.
-fn call_arguments(ImageUsage { sample, texts, .. }: &ImageUsage) -> Vec<String> {
-    let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;
+/// The arguments of the pipeline's call besides the prompt, where diffusers has other defaults or none.
+fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<String> {
+    let SampleConfig { size, steps, guidance_scale, true_cfg_scale, negative_prompt, .. } = sample;
     let mut all = vec![
         format!("width={}", size.width),
         format!("height={}", size.height),
         format!("num_inference_steps={steps}"),
-        format!("guidance_scale={guidance_scale:?}"),
     ];
-    if !negative_prompt.is_empty() {
+    if family.guidance != Guidance::None {
+        all.push(format!("guidance_scale={guidance_scale:?}"));
+    }
+    let scale = family.guidance.cfg_scale(sample.guidance());
+    if scale.is_some() && !family.guidance.is_classifier_free() {
+        all.push(format!("true_cfg_scale={true_cfg_scale:?}"));
+        // Without one diffusers leaves classifier-free guidance out.
+        all.push(format!("negative_prompt={}", python(negative_prompt)));
+    } else if !negative_prompt.is_empty() && family.guidance.is_classifier_free() {
         all.push(format!("negative_prompt={}", python(negative_prompt)));
     }
-    let length = texts.iter().find_map(|texts| texts.length);
+    let length = texts.iter().find_map(|texts| match texts.spec.prompt_length {
+        PromptLength::Index(usual) => Some(texts.length.unwrap_or(usual)),
+        PromptLength::Positions(_) => None,
+    });
+    let length = length.filter(|length| *length != family.max_sequence_length);
     all.extend(length.map(|length| format!("max_sequence_length={length}")));
     all
 }

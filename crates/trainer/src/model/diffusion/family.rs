@@ -24,6 +24,8 @@ pub struct DiffusionFamily {
     pub tensor_marker: &'static str,
     /// Its text encoders.
     pub encoders: &'static [TextEncoderSpec],
+    /// `max_sequence_length` of diffusers' pipeline where it is not given.
+    pub max_sequence_length: usize,
     /// How its sampler spaces sigmas.
     pub spacing: SigmaSpacing,
     /// Its kind of guidance.
@@ -62,6 +64,17 @@ pub struct ExportMetadata {
     pub tag: &'static str,
 }
 
+/// The licence of a published model, as its model card on the hub states it.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelLicense {
+    /// The hub's `license`.
+    pub id: &'static str,
+    /// The hub's `license_name`, where `license` is `other`.
+    pub name: Option<&'static str>,
+    /// A sentence for people: its name, and what it allows.
+    pub summary: &'static str,
+}
+
 /// A published model, known without its files: a plan can be made for a model that nobody has downloaded yet.
 #[derive(Debug)]
 pub struct PublishedPipeline {
@@ -71,6 +84,8 @@ pub struct PublishedPipeline {
     pub hint: &'static str,
     /// Its names on the hub, each with that of a folder or checkpoint that holds it.
     pub hub: &'static [(&'static str, &'static str)],
+    /// Its licence.
+    pub license: ModelLicense,
     /// What `transformer/config.json` says.
     pub config: fn() -> DenoiserConfig,
     /// What `vae/config.json` says.
@@ -121,7 +136,17 @@ impl PublishedPipeline {
 
     /// The hub's name of a folder or a checkpoint without its ending.
     pub fn hub_name(stem: &str) -> Option<&'static str> {
-        let all = FAMILIES.iter().flat_map(|family| family.published).flat_map(|model| model.hub);
-        all.into_iter().find(|(own, _)| *own == stem).map(|(_, hub)| *hub)
+        let mut all = Self::all().flat_map(|model| model.hub);
+        all.find(|(own, _)| *own == stem).map(|(_, hub)| *hub)
+    }
+
+    /// The licence of a model that the hub calls so.
+    pub fn license_of(hub: &str) -> Option<ModelLicense> {
+        let mut all = Self::all();
+        all.find(|model| model.hub.iter().any(|(_, name)| *name == hub)).map(|model| model.license)
+    }
+
+    fn all() -> impl Iterator<Item = &'static Self> {
+        FAMILIES.iter().flat_map(|family| family.published)
     }
 }

@@ -38,6 +38,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
     encoders: &[CLIP, T5],
+    max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,
     // Taken: the defaults of diffusers' `FluxPipeline`.

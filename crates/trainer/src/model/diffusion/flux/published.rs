@@ -4,7 +4,7 @@
 
 use super::{FluxConfig, published_axes};
 use crate::model::diffusion::denoiser;
-use crate::model::diffusion::family::PublishedPipeline;
+use crate::model::diffusion::family::{ModelLicense, PublishedPipeline};
 use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
@@ -31,6 +31,11 @@ pub const ALL: &[PublishedPipeline] = &[
             ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
             ("flux1-schnell", "black-forest-labs/FLUX.1-schnell"),
         ],
+        license: ModelLicense {
+            id: "apache-2.0",
+            name: None,
+            summary: "It is the Apache License 2.0, which allows commercial use.",
+        },
         config: || FluxConfig { guidance_embeds: false, ..flux1_dev() }.into(),
         schedule: || FlowMatchScheduler::fixed(1.0, SigmaSpacing::Reciprocal),
         ..DEV
@@ -44,6 +49,12 @@ const DEV: PublishedPipeline = PublishedPipeline {
         ("FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
         ("flux1-dev", "black-forest-labs/FLUX.1-dev"),
     ],
+    license: ModelLicense {
+        id: "other",
+        name: Some("flux-1-dev-non-commercial-license"),
+        summary: "It is the FLUX.1 [dev] Non-Commercial License, which allows non-commercial use of the model and of \
+                  what is derived from it, as this adapter is.",
+    },
     config: || -> denoiser::DenoiserConfig { flux1_dev().into() },
     vae: || vae::VaeConfig::published(0.1159, 0.3611),
     encoders: || {

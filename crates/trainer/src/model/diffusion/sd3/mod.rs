@@ -64,6 +64,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             adapter_names: EncoderNames { kohya: &["lora_te3"], comfyui: "t5xxl" },
         },
     ],
+    max_sequence_length: 256,
     spacing: SigmaSpacing::Trained,
     guidance: Guidance::ClassifierFree,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.

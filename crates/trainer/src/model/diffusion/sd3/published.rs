@@ -6,7 +6,7 @@
 
 use super::{QkNorm, Sd3Config};
 use crate::model::diffusion::denoiser;
-use crate::model::diffusion::family::PublishedPipeline;
+use crate::model::diffusion::family::{ModelLicense, PublishedPipeline};
 use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
@@ -58,6 +58,12 @@ const COMMON: PublishedPipeline = PublishedPipeline {
     name: "",
     hint: "",
     hub: &[],
+    license: ModelLicense {
+        id: "other",
+        name: Some("stabilityai-ai-community"),
+        summary: "It is the Stability AI Community License, which allows research, non-commercial use, and \
+                  commercial use up to a yearly revenue.",
+    },
     config: || -> denoiser::DenoiserConfig { sd3_medium().into() },
     vae: || vae::VaeConfig::published(0.0609, 1.5305),
     encoders: || {
