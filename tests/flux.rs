@@ -171,6 +171,7 @@ fn every_step_of_the_sampler_is_that_of_the_reference() {
                 )
                 .unwrap(),
                 guidance: guidance.as_deref(),
+                time_dtype: Dtype::F32,
             };
             let predicted = model.predict(&tape, input, Recompute::None).unwrap();
             let velocity = predicted.latents(&tape).unwrap().tensor().read_f32().unwrap();

@@ -60,7 +60,6 @@ fn outputs_and_gradients_are_those_of_the_reference() {
     }
 }
 
-/// In f32 alone: in bf16 FLUX is told a rounded time, and the reference, in f32, is not.
 #[test]
 fn flux_is_that_of_the_reference_in_both_layouts() {
     let flux = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/flux");
@@ -68,8 +67,11 @@ fn flux_is_that_of_the_reference_in_both_layouts() {
         let folder = flux.join(model);
         let original = folder.join("original.safetensors");
         for weights in [vec![], vec!["--weights", text(&original)]] {
-            let page = printed(&[&["verify", text(&folder)], &weights[..]].concat());
-            assert!(page.contains("all 15 tensors are within tolerance"), "{page}");
+            for dtype in ["f32", "bf16", "f16"] {
+                let words = ["verify", text(&folder), "--dtype", dtype];
+                let page = printed(&[&words, &weights[..]].concat());
+                assert!(page.contains("all 15 tensors are within tolerance"), "{page}");
+            }
         }
     }
 }
@@ -188,7 +190,13 @@ fn check_dry_run(name: &str, config: &DenoiserConfig, n_weights: usize) {
     let (levels, condition) =
         (&[Timestep { sigma: 0.5, t: 500.0 }; 2], &Conditions::from_tensors(told));
     let before = device.work().flops;
-    let input = DenoiserInput { latents, timesteps: levels, condition, guidance: None };
+    let input = DenoiserInput {
+        latents,
+        timesteps: levels,
+        condition,
+        guidance: None,
+        time_dtype: Dtype::Bf16,
+    };
     let out = model.predict(&tape, input, Recompute::None).unwrap();
     assert_eq!(out.tokens.shape().sizes(), [2, 4096, 64]);
     // Twice the weights of blocks for each of 4429 tokens, and attention.

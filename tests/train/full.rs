@@ -137,7 +137,13 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let (tokens, pooled) = (tensor("in.encoder_hidden_states"), tensor("in.pooled_projections"));
     let condition = &Conditions::from_tensors([(TOKENS, tokens), (POOLED, pooled)]);
     let latents = &tensor("in.hidden_states");
-    let input = DenoiserInput { latents, timesteps: &timesteps, condition, guidance: None };
+    let input = DenoiserInput {
+        latents,
+        timesteps: &timesteps,
+        condition,
+        guidance: None,
+        time_dtype: Dtype::F32,
+    };
     let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
     let weights = vec![1.0; timesteps.len()];
     let target = model.patchify(&tape, tensor("target")).unwrap();

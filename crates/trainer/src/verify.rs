@@ -398,8 +398,13 @@ fn predict<'m>(
     let timesteps: Vec<Timestep> = timesteps.iter().map(timestep).collect();
     let scales = golden.floats("in.guidance").ok();
     let guidance = scales.as_ref().map(|(_, scales)| &scales[..]);
-    let input =
-        DenoiserInput { latents: &latents, timesteps: &timesteps, condition: &condition, guidance };
+    let input = DenoiserInput {
+        latents: &latents,
+        timesteps: &timesteps,
+        condition: &condition,
+        guidance,
+        time_dtype: Dtype::F32,
+    };
     model.predict(tape, input, recompute)
 }
 

@@ -343,6 +343,7 @@ impl PreparedBench {
                         timesteps: &timesteps,
                         condition: &condition,
                         guidance: scales.as_deref(),
+                        time_dtype: latents.dtype(),
                     };
                     let predicted = model.predict(&tape, input, *recompute)?;
                     let loss = tape.mse(&predicted.tokens, &target, None, None)?;

@@ -381,6 +381,7 @@ impl GuidedDenoiser<'_> {
             timesteps: &vec![pipeline.schedule.timestep(sigma); samples],
             condition: &Conditions::upload(self.device, prompts, dtype)?,
             guidance: embedded.as_deref(),
+            time_dtype: dtype,
         };
         let predicted = self.model.predict(&tape, input, Recompute::None)?;
         Ok(to_vec(predicted.latents(&tape)?.tensor())?)

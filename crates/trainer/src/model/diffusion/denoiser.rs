@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use compute::ops::PatchOrder;
-use compute::{Tape, Tensor, Var};
+use compute::{Dtype, Tape, Tensor, Var};
 use serde::de::DeserializeOwned;
 use weights::Catalog;
 
@@ -163,6 +163,9 @@ pub struct DenoiserInput<'a> {
     pub condition: &'a Conditions,
     /// The embedded guidance scale of each, for models that take one.
     pub guidance: Option<&'a [f32]>,
+    /// The dtype to which families that do so round timesteps and guidance scales: that of the activations, or f32 where
+    /// the output is compared with a reference in f32.
+    pub time_dtype: Dtype,
 }
 
 /// The output of a denoiser: the velocity, from data to noise.

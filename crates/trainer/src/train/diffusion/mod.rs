@@ -131,6 +131,7 @@ impl Task for DiffusionTask<'_> {
             timesteps: &samples.iter().map(|sample| sample.timestep).collect::<Vec<_>>(),
             condition: &Conditions::upload(device, &prompts, dtype)?,
             guidance: guidance.as_deref(),
+            time_dtype: dtype,
         };
         let predicted = model.predict(tape, input, recompute)?;
         let target = model.patchify(tape, velocity)?;

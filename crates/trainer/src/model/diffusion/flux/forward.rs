@@ -86,11 +86,10 @@ impl Flux {
     fn condition(&self, tape: &Tape<'_>, input: &DenoiserInput<'_>) -> Result<Var> {
         let pooled = input.condition.get(POOLED)?;
         let dtype = pooled.dtype();
+        let rounded = |number: f32| input.time_dtype.round(number);
         let thousandths = |numbers: Vec<f32>| -> Vec<f32> {
-            numbers
-                .into_iter()
-                .map(|number| dtype.round(dtype.round(number) * TIMESTEP_SCALE))
-                .collect()
+            let scaled = |number| rounded(rounded(number) * TIMESTEP_SCALE);
+            numbers.into_iter().map(scaled).collect()
         };
         let sigmas = thousandths(input.timesteps.iter().map(|level| level.sigma).collect());
         let mut sum = self.timestep.forward(tape, &sigmas, dtype)?;
