@@ -7,11 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Dtype, Tape};
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 use trainer::export::export;
 use trainer::model::adapter::read::Component;
 use trainer::model::adapter::{AdapterFormat, Adapters, LoraWeights};
 use trainer::model::build::Precision;
+use trainer::model::component;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions};
 use trainer::model::diffusion::denoiser::DenoiserInput;
@@ -21,7 +23,9 @@ use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loadin
 use trainer::model::recompute::Recompute;
 use trainer::sample::{ImageRequest, SampleJob};
 
+use trainer::model::tensor_piece::stored_rows;
 use weights::Catalog;
+use weights::load::load_f32;
 
 use crate::models::{LIMIT, check, copy_folder, recorded_in};
 use crate::{printed, text};
@@ -281,4 +285,45 @@ fn text_encoders_have_the_names_of_other_programs() {
     let mut again = Pipeline::open(&folder("schnell"), None).unwrap();
     again.add_adapter(&kohya).unwrap();
     assert_eq!(again.adapter()[1..], parts);
+}
+
+/// The transformer of a pipeline under the names of the original checkpoints, in f32.
+fn save_original(pipeline: &Pipeline, path: &Path) {
+    let layout = pipeline.transformer.config.original("");
+    let catalog = &component::weights(&pipeline.path.join("transformer")).unwrap();
+    let mut stored: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for tensor in &catalog.tensors {
+        let pieces = (layout.pieces)(&tensor.name);
+        let values = load_f32(catalog, tensor, 0..tensor.numel()).unwrap();
+        let mut shape: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
+        shape[0] = stored_rows(&pieces, shape[0]).unwrap();
+        let width: usize = 4 * tensor.numel() as usize / tensor.shape[0] as usize;
+        let mut rows = values.into_iter().flat_map(f32::to_le_bytes);
+        for piece in pieces {
+            let all = stored
+                .entry(piece.key.clone())
+                .or_insert_with(|| (shape.clone(), vec![0; shape[0] * width]));
+            let range = piece.rows(shape[0]);
+            all.1[range.start * width..range.end * width].fill_with(|| rows.next().unwrap());
+        }
+    }
+    let views = stored.iter().map(|(name, (shape, bytes))| {
+        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// q, k and v lie in one matrix there, with the feed-forward of single-stream blocks.
+#[test]
+fn an_adapter_is_merged_into_a_checkpoint_of_the_original_layout() {
+    let out = tempfile::tempdir().unwrap();
+    let mut reference = Reference::open("schnell");
+    let base = out.path().join("flux.safetensors");
+    save_original(&reference.pipeline, &base);
+    let (adapter, merged) = (reference.folder.join("lora.safetensors"), out.path().join("merged"));
+    let rest = ["--rest", text(&reference.folder), "--merge", "--out", text(&merged)];
+    printed(&[&["export", text(&adapter), "--base", text(&base)], &rest[..]].concat());
+    let path = merged.join("flux.safetensors");
+    reference.pipeline = Pipeline::open(&path, Some(&reference.folder)).unwrap();
+    check("image_lora", &reference.recorded, &reference.images(1.0));
 }

@@ -116,9 +116,10 @@ const KEYS: &[Row] = &[
     (1, "plan DIR/job.toml --set adapter.dropout=1", &["`adapter.dropout` is 1", "0 to below 1"]),
     (
         1,
-        "plan DIR/job.toml --set adapter.targets=to_q",
-        &["`adapter.targets` is \"to_q\"", "a list of texts"],
+        "plan DIR/job.toml --targets ai-toolkit",
+        &["`adapter.targets` is \"ai-toolkit\"", "for this model attention, all, kohya or names"],
     ),
+    (1, "plan DIR/job.toml --targets atention", &["names atention", "did you mean `attention`?"]),
     (
         1,
         "plan DIR/job.toml --set adapter.targets=['nonsense']",

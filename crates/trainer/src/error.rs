@@ -345,7 +345,8 @@ impl TrainerError {
                  tokenizer* in it"
             }
             Self::NoTarget { .. } => {
-                "name layers by the end of their names, or leave the key out for the default ones"
+                "name layers by the end of their names, or many by `attention` or `all`; leave the key out for \
+                 the default ones"
             }
             Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
                 "fetch config.json and the weights again, from the same model"

@@ -58,6 +58,10 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<String>,
 
+    /// LoRA targets: `attention`, `all`, `kohya`, `ai-toolkit`, or the end of a layer's name [adapter.targets]
+    #[arg(long, value_name = "LAYERS")]
+    targets: Option<String>,
+
     /// Resolution: edge of a square image in pixels [data.resolution]
     #[arg(long, value_name = "PIXELS", allow_negative_numbers = true)]
     resolution: Option<String>,
@@ -87,7 +91,20 @@ impl JobArgs {
     }
 
     fn typed(&self, more: &[JobFlag<'_>]) -> Result<RawConfig, ConfigError> {
-        let Self { file, images, text, base, out, steps, batch, lr, rank, resolution, set } = self;
+        let Self {
+            file,
+            images,
+            text,
+            base,
+            out,
+            steps,
+            batch,
+            lr,
+            rank,
+            targets,
+            resolution,
+            set,
+        } = self;
         let mut raw = match file {
             Some(path) => RawConfig::from_file(path)?,
             None => RawConfig::empty(),
@@ -105,6 +122,7 @@ impl JobArgs {
             ("--batch", "train.batch_size", batch.as_deref()),
             ("--lr", "optimizer.learning_rate", lr.as_deref()),
             ("--rank", "adapter.rank", rank.as_deref()),
+            ("--targets", "adapter.targets", targets.as_deref()),
             ("--resolution", "data.resolution", resolution.as_deref()),
         ];
         for (flag, key, value) in flags.iter().chain(more) {

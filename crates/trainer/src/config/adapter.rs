@@ -3,6 +3,7 @@
 use super::error::ConfigError;
 use super::section::{Key, ResolvedKeys, Section, read_table, section};
 use super::source::{RawValue, ValueOrigin};
+use super::targets::TargetNames;
 use super::training_data::TrainingData;
 use super::value::{ConfigValue, words};
 use crate::model::adapter::{AdapterTarget, UNUSED};
@@ -30,8 +31,8 @@ section! {
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// LoRA dropout: share of the layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
-        /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`. Shown: for SD3. Language models: all linear layers of blocks
-        targets: Vec<String> = Default(default_targets()), Any;
+        /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`; or a word: `attention`: its projections; `all`: all linear layers of blocks but modulations; `kohya`, `ai-toolkit`: what these train (SD3: not `ai-toolkit`, language models: neither). Shown: for SD3. Language models: `all`
+        targets: TargetNames = Default(TargetNames(default_targets())), Any;
         /// Targets without an adapter, named as in `targets`; `unused`: layers that can learn nothing, the default for image models with default targets
         exclude: Option<Vec<String>> = Default(None), Filled;
         /// Layers with their own rank and alpha (PEFT: `rank_pattern`), among the targets or beside them
@@ -121,12 +122,16 @@ impl AdapterConfig {
         }
         let is_free = rows.origin("adapter.targets").is_some_and(ValueOrigin::is_default);
         if let Some(family) = family {
-            rows.of_family(family, "adapter.targets", &mut targets, family.targets());
+            let usual = TargetNames(family.targets());
+            rows.of_family(family, "adapter.targets", &mut targets, usual);
         }
         if let Some(usual) = material.default_targets().filter(|_| is_free) {
-            targets = usual;
-            rows.replace("adapter.targets", &targets);
+            targets = TargetNames(usual);
         }
+        let is_free = is_free || targets.is_presets() && !targets.0.is_empty();
+        let presets = material.target_presets(family);
+        let TargetNames(targets) = targets.expand(presets, rows.origin("adapter.targets"))?;
+        rows.replace("adapter.targets", &targets);
         if targets.is_empty() && pattern.is_empty() {
             return Err(ConfigError::Missing { key: "adapter.targets".into() });
         }

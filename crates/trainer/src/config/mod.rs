@@ -27,6 +27,7 @@ pub(crate) mod renamed;
 pub mod sample;
 mod section;
 mod source;
+mod targets;
 #[cfg(test)]
 mod tests;
 pub mod text;

@@ -27,6 +27,7 @@ have their own flag:
 | `--batch` | `train.batch_size` |
 | `--lr` | `optimizer.learning_rate` |
 | `--rank` | `adapter.rank` |
+| `--targets` | `adapter.targets` |
 | `--resolution` | `data.resolution` |
 | `--mode` | `machine.mode` |
 | `--max-temp` | `machine.max_temp` |

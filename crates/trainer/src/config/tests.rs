@@ -281,6 +281,32 @@ fn what_depends_on_other_keys_is_decided() {
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
 }
 
+/// Words stand for layers, alone or in a list; who typed only words is not told of layers that learn nothing.
+#[test]
+fn targets_may_be_words() {
+    let patterns = |arguments: &[&str]| -> Vec<String> {
+        let targets = set(arguments).unwrap().adapter.targets;
+        targets.into_iter().map(|target| target.pattern).collect()
+    };
+    let all = patterns(&["adapter.targets=all"]);
+    assert_eq!(patterns(&["adapter.targets=['all']"]), all);
+    assert!(all.contains(&"ff.net.2".to_owned()) && !all.contains(&"norm1.linear".to_owned()));
+    assert!(patterns(&["adapter.targets=kohya"]).contains(&"norm1.linear".to_owned()));
+    let mixed = patterns(&["adapter.targets=['ff.net.2', 'attention', 'all', 'x']"]);
+    assert_eq!((mixed.len(), &mixed[0][..], &mixed[12][..]), (all.len() + 1, "ff.net.2", "x"));
+    assert_eq!(patterns(&["adapter.targets=to_q"]), ["to_q"]);
+    let exclude = |arguments: &[&str]| set(arguments).unwrap().adapter.exclude;
+    assert_eq!(exclude(&["adapter.targets=all"]), ["unused"]);
+    assert!(exclude(&["adapter.targets=['all', 'x']"]).is_empty());
+    let resolved = set(&["adapter.targets=attention"]).unwrap().resolved();
+    assert!(resolved.contains("attn*.to_q"), "{resolved}");
+    let text = set_text(&["adapter.targets=attention"]).unwrap().adapter.targets;
+    assert_eq!(text.len(), 4);
+    let said = set_text(&["adapter.targets=kohya"]).unwrap_err().to_string();
+    let accepted = "accepted is for this model attention, all or names of layers";
+    assert!(said.starts_with(&format!("`adapter.targets` is \"kohya\", {accepted}")), "{said}");
+}
+
 #[test]
 fn the_command_line_stands_above_the_file() {
     let length = |text: &str, arguments: &[&str]| {
@@ -520,6 +546,10 @@ const REFUSED: &[(&str, &str)] = &[
         "`adapter.pattern[1].rank` is 0, accepted is a whole number, 1 to 4096: JOB:9:8",
     ),
     ("[adapter]\ntargets = []", "`adapter.targets` is not set"),
+    (
+        "[adapter]\ntargets = [1]",
+        "`adapter.targets` is [1], accepted is a text or a list of texts: JOB:6:11",
+    ),
     (
         "[adapter]\nalpha = 1e9",
         "`adapter.alpha` is 1e9, accepted is a number, above 0, at most 65536: JOB:6:9",

@@ -12,6 +12,7 @@ use super::source::ValueOrigin;
 use super::text::{RawText, TextConfig};
 use super::value::{ImageSize, Switch};
 use crate::error::{Result, TrainerError};
+use crate::model::adapter::TargetPreset;
 use crate::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::kind;
@@ -57,6 +58,14 @@ const IMAGE_ONLY_KEYS: [&str; 9] = [
 /// 2305.14314, section 4).
 const TEXT_TARGETS: [&str; 7] =
     ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+const TEXT_ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
+
+/// Language models' own.
+const TEXT_PRESETS: &[TargetPreset] = &[
+    TargetPreset { name: "attention", patterns: &[&TEXT_ATTENTION] },
+    TargetPreset { name: "all", patterns: &[&TEXT_TARGETS] },
+];
 
 impl TrainingData {
     /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
@@ -131,6 +140,19 @@ impl TrainingData {
         match self {
             Self::Images { .. } => None,
             Self::Texts { .. } => Some(TEXT_TARGETS.map(str::to_owned).into()),
+        }
+    }
+
+    /// The words that stand for targets.
+    pub(super) fn target_presets(
+        &self,
+        family: Option<&DiffusionFamily>,
+    ) -> &'static [TargetPreset] {
+        match self {
+            Self::Images { .. } => {
+                family.map_or(DiffusionFamily::fallback().target_presets, |it| it.target_presets)
+            }
+            Self::Texts { .. } => TEXT_PRESETS,
         }
     }
 

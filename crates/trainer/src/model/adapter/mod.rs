@@ -22,6 +22,18 @@ use crate::suggest::nearest;
 /// Pattern for `exclude`: layers that nothing depends on, which the model marks as unused.
 pub const UNUSED: &str = "unused";
 
+/// LoRA targets that a word stands for, in the models of one family.
+#[derive(Clone, Copy, Debug)]
+pub struct TargetPreset {
+    /// One of [`PRESET_NAMES`].
+    pub name: &'static str,
+    /// Lists of patterns, as in [`AdapterTarget`]; each names a layer of every model of the family.
+    pub patterns: &'static [&'static [&'static str]],
+}
+
+/// The words that stand for targets, in any family.
+pub const PRESET_NAMES: [&str; 4] = ["attention", "all", "kohya", "ai-toolkit"];
+
 /// The adapters of a model: how to make them, then, as the model is built, the adapters themselves.
 pub struct Adapters {
     init: AdapterInit,
@@ -342,7 +354,8 @@ fn no_layer(
         }
     }
     let words: Vec<&str> = endings.iter().filter_map(|ending| last_word(ending)).collect();
-    let near = nearest(pattern, endings.iter().chain(&words).copied()).map(str::to_owned);
+    let known = endings.iter().chain(&words).chain(&PRESET_NAMES).copied();
+    let near = nearest(pattern, known).map(str::to_owned);
     let more = endings.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let known = endings.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ") + &more;
@@ -374,7 +387,7 @@ impl AdapterTarget {
 }
 
 /// Whether a pattern names a layer.
-fn name_matches(pattern: &str, module: &str) -> bool {
+pub(crate) fn name_matches(pattern: &str, module: &str) -> bool {
     if pattern.contains('*') {
         return glob_matches(pattern, module);
     }

@@ -6,6 +6,7 @@ use super::denoiser::{DenoiserConfig, FAMILIES};
 use super::guidance::Guidance;
 use super::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use super::text::{EncoderConfig, TextEncoderSpec};
+use crate::model::adapter::TargetPreset;
 use crate::model::vae;
 use crate::objective::flow::WeightingScheme;
 
@@ -36,6 +37,8 @@ pub struct DiffusionFamily {
     pub scheme: WeightingScheme,
     /// The default LoRA targets.
     pub targets: &'static [&'static str],
+    /// Lists of LoRA targets by a name.
+    pub target_presets: &'static [TargetPreset],
     /// Metadata of exported adapters.
     pub export: ExportMetadata,
     /// Its published models.

@@ -23,9 +23,10 @@ use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
+use crate::model::adapter::TargetPreset;
 use crate::model::adapter::names::EncoderNames;
 use crate::model::build::ModelBuilder;
-use crate::model::config::Unsupported;
+use crate::model::config::{self, Unsupported};
 use crate::model::files::CheckpointLayout;
 use crate::model::tensor_piece::TensorPiece;
 use crate::objective::flow::WeightingScheme;
@@ -59,6 +60,13 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         "ff_context.net.0.proj",
         "ff_context.net.2",
     ],
+    target_presets: &[
+        TargetPreset { name: "attention", patterns: &[ATTENTION] },
+        TargetPreset { name: "all", patterns: &[ATTENTION, FEED_FORWARD] },
+        // Both train every linear layer of both lists of blocks, kohya by the names of the original checkpoints.
+        TargetPreset { name: "kohya", patterns: &[ATTENTION, FEED_FORWARD, MODULATION] },
+        TargetPreset { name: "ai-toolkit", patterns: &[ATTENTION, FEED_FORWARD, MODULATION] },
+    ],
     export: ExportMetadata {
         network: "networks.lora_flux",
         architecture: "flux-1-dev/lora",
@@ -66,6 +74,28 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     },
     published: published::ALL,
 };
+
+/// Projections of attention, of both streams and of single-stream blocks.
+const ATTENTION: &[&str] = &[
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+];
+/// The other layers of blocks but for modulations. The last layer of the model is called `proj_out`, too.
+const FEED_FORWARD: &[&str] = &[
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+    "proj_mlp",
+    "single_transformer_blocks.*.proj_out",
+];
+const MODULATION: &[&str] = &["norm1.linear", "norm1_context.linear", "norm.linear"];
 
 /// FLUX.1 schnell: distilled to four steps without guidance, and to shorter prompts.
 const SCHNELL: DiffusionFamily = DiffusionFamily {
@@ -167,9 +197,15 @@ impl Architecture for FluxConfig {
         Unsupported::unless(!sizes.contains(&0), "a size is 0".into())
     }
 
-    fn of_checkpoint(catalog: &Catalog, _: &Path) -> Result<Option<(Self, &'static str)>> {
+    fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>> {
         let Some(prefix) = names::prefix(catalog) else { return Ok(None) };
-        Ok(names::infer(catalog, prefix).map(|config| (config, prefix)))
+        let Some(mut config) = names::infer(catalog, prefix) else { return Ok(None) };
+        // Shapes do not tell the axes of the rotary embedding: they are those of a model of the same family.
+        let beside = beside.join("config.json");
+        if beside.exists() {
+            config.axes_dims_rope = config::read::<Self>(&beside)?.axes_dims_rope;
+        }
+        Ok(Some((config, prefix)))
     }
 
     fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Flux> {

@@ -82,9 +82,11 @@ pub(crate) fn flux1_dev() -> FluxConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
+    use crate::model::adapter::name_matches;
     use crate::model::diffusion::Pipeline;
 
     /// Counted by diffusers on the meta device.
@@ -102,5 +104,30 @@ mod tests {
         }
         let tensors = denoiser::DenoiserConfig::from(flux1_dev()).tensor_specs().unwrap();
         assert_eq!(tensors.len(), 1160);
+    }
+    /// Layers of each preset, and the layers of the original checkpoints that hold them: sd-scripts says it trains 304,
+    /// ai-toolkit 494.
+    #[test]
+    fn presets_of_targets_are_those_of_other_trainers() {
+        let model = Pipeline::open_or_published(Path::new("FLUX.1-dev"), None).unwrap();
+        let config = &model.transformer.config;
+        let tensors = config.tensor_specs().unwrap();
+        let layers: Vec<&str> =
+            tensors.iter().filter_map(|spec| spec.name.strip_suffix(".weight")).collect();
+        for (name, n_layers, n_fused) in [
+            ("attention", 19 * 8 + 38 * 3, 19 * 4 + 38),
+            ("all", 19 * 12 + 38 * 5, 19 * 8 + 38 * 2),
+            ("kohya", 494, 304),
+            ("ai-toolkit", 494, 304),
+        ] {
+            let preset = model.family().target_presets.iter().find(|preset| preset.name == name);
+            let patterns = preset.unwrap().patterns.concat();
+            let is_target =
+                |layer: &&str| patterns.iter().any(|pattern| name_matches(pattern, layer));
+            let targets: Vec<&str> = layers.iter().copied().filter(is_target).collect();
+            let fused: BTreeSet<String> =
+                targets.iter().map(|layer| config.original_module(layer)[0].key.clone()).collect();
+            assert_eq!((targets.len(), fused.len()), (n_layers, n_fused), "{name}");
+        }
     }
 }

@@ -25,6 +25,7 @@ use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
+use crate::model::adapter::TargetPreset;
 use crate::model::adapter::names::EncoderNames;
 use crate::model::build::ModelBuilder;
 use crate::model::config::{self, Unsupported};
@@ -81,6 +82,12 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         "attn.add_v_proj",
         "attn.to_add_out",
     ],
+    target_presets: &[
+        TargetPreset { name: "attention", patterns: &[ATTENTION] },
+        TargetPreset { name: "all", patterns: &[ATTENTION, FEED_FORWARD] },
+        // Taken: `SD3_TARGET_REPLACE_MODULE` of sd-scripts, every linear layer of the blocks.
+        TargetPreset { name: "kohya", patterns: &[ATTENTION, FEED_FORWARD, MODULATION] },
+    ],
     export: ExportMetadata {
         network: "networks.lora_sd3",
         architecture: "stable-diffusion-3/lora",
@@ -88,6 +95,21 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     },
     published: published::ALL,
 };
+
+/// Projections of attention of both streams, and of the second attention where there is one.
+const ATTENTION: &[&str] = &[
+    "transformer_blocks.*.attn*.to_q",
+    "transformer_blocks.*.attn*.to_k",
+    "transformer_blocks.*.attn*.to_v",
+    "transformer_blocks.*.attn*.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+];
+const FEED_FORWARD: &[&str] =
+    &["ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"];
+const MODULATION: &[&str] = &["norm1.linear", "norm1_context.linear"];
 
 /// Taken: every published CLIP sees 77 tokens where its tokenizer states none.
 const CLIP_L: TextEncoderSpec = TextEncoderSpec {
