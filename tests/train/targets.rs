@@ -75,3 +75,15 @@ fn a_pattern_that_excludes_nothing_is_an_error() {
     let words = job.fail(&["adapter.exclude=['attn.to_x']"], &[]);
     assert!(words.contains("attn.to_x"), "{words}");
 }
+
+/// Its default targets have q, k and v of single-stream blocks, which kohya and ComfyUI fuse with the feed-forward.
+#[test]
+fn a_dora_that_a_format_cannot_hold_is_refused_before_it_is_trained() {
+    let job = Job::flux();
+    let dora = ["adapter.kind=dora", "output.formats=['comfyui']"];
+    let words = job.fail(&dora, &[]);
+    assert!(words.contains("linear1 has magnitudes for 3 of its 7 parts"), "{words}");
+    assert!(!job.path("run/cache").exists());
+    let all = "adapter.targets=['attn.to_q', 'attn.to_k', 'attn.to_v', 'proj_mlp']";
+    job.finish("whole", &[dora[0], dora[1], all, "train.steps=2"], &[]);
+}

@@ -6,7 +6,7 @@ use super::source::{RawValue, ValueOrigin};
 use super::targets::TargetNames;
 use super::training_data::TrainingData;
 use super::value::{ConfigValue, words};
-use crate::model::adapter::{AdapterTarget, UNUSED};
+use crate::model::adapter::{AdapterTarget, UNUSED, name_matches};
 use crate::model::diffusion::family::DiffusionFamily;
 
 /// Which layers get an adapter, and of what size.
@@ -91,6 +91,12 @@ fn default_targets() -> Vec<String> {
 }
 
 impl AdapterConfig {
+    /// Whether a layer gets an adapter.
+    pub fn names(&self, layer: &str) -> bool {
+        self.targets.iter().any(|target| name_matches(&target.pattern, layer))
+            && !self.exclude.iter().any(|pattern| name_matches(pattern, layer))
+    }
+
     /// The one that a job has which says nothing of it but its kind.
     pub(crate) fn default_for(material: &TrainingData) -> Self {
         let targets = material.default_targets().unwrap_or_else(default_targets);

@@ -58,6 +58,32 @@ fn fuse_members(key: &str, members: &[(Vec<TensorPiece>, &LoraWeights)]) -> Resu
     })
 }
 
+/// Checks, before anything is trained, that a `DoRA` of these layers can be written for programs with fused layers.
+pub fn check_dora<'a>(
+    layers: impl Iterator<Item = &'a str>,
+    original: impl Fn(&str) -> Vec<TensorPiece>,
+) -> Result<()> {
+    let mut parts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for piece in layers.flat_map(original) {
+        let (n_groups, of) = parts.entry(piece.key).or_default();
+        (*n_groups, *of) = (*n_groups + piece.count, piece.total);
+    }
+    match parts.into_iter().find(|(_, (n_groups, of))| n_groups != of) {
+        Some((key, (n_groups, of))) => Err(partial_magnitudes(&key, n_groups, of)),
+        None => Ok(()),
+    }
+}
+
+fn partial_magnitudes(key: &str, n_groups: usize, of: usize) -> TrainerError {
+    TrainerError::Request {
+        problem: format!(
+            "{key} has magnitudes for {n_groups} of its {of} parts, kohya and ComfyUI want all or none"
+        ),
+        hint: "set output.formats to diffusers or peft, which keep layers apart, or give adapter.targets the other \
+               layers that are fused with it: FLUX.1 needs proj_mlp beside q, k and v",
+    }
+}
+
 /// The magnitudes of all rows; the format has them for all or for none.
 fn magnitudes(
     key: &str,
@@ -72,11 +98,7 @@ fn magnitudes(
     let mut all = vec![0.0; stored];
     for (pieces, given) in members {
         let Some(magnitude) = given.magnitude.as_ref().filter(|_| n_groups == of) else {
-            let problem = format!(
-                "{key} has magnitudes for {n_groups} of its {of} parts, this format wants all or none"
-            );
-            let hint = "export for diffusers or PEFT, which keep q, k and v apart";
-            return Err(TrainerError::Request { problem, hint });
+            return Err(partial_magnitudes(key, n_groups, of));
         };
         let rows = pieces.iter().flat_map(|piece| piece.rows(stored));
         rows.zip(magnitude).for_each(|(row, magnitude)| all[row] = *magnitude);

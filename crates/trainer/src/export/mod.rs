@@ -13,7 +13,7 @@
 
 pub mod adapter_checkpoint;
 pub mod card;
-mod fuse;
+pub(crate) mod fuse;
 pub mod gguf;
 pub mod language;
 pub mod merge;

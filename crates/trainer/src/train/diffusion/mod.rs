@@ -25,6 +25,7 @@ use super::folder::RunFolder;
 use super::preparation::{emit_findings, emit_progress};
 use crate::cache::scaled::RESOLUTIONS;
 use crate::cache::{CacheBuilder, CacheIndex, CacheRequest, CachedLatents, plan_images};
+use crate::config::adapter::AdapterKind;
 use crate::config::data::DataConfig;
 use crate::config::sample::SampleConfig;
 use crate::config::train::TrainConfig;
@@ -33,10 +34,11 @@ use crate::cost::Cost;
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::event::{Event, EventSink};
+use crate::export::fuse::check_dora;
 use crate::export::{ExportedFile, export, model};
 use crate::fingerprint::Fingerprint;
-use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
+use crate::model::adapter::{AdapterFormat, Adapters};
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
@@ -273,6 +275,7 @@ pub(super) fn prepare(
     device_setup: &DeviceSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, Arc<CacheIndex>, MeteredDevice)> {
+    check_formats(config, pipeline)?;
     let (planned, caching) = plan(config, pipeline, device_setup, events)?;
     let n_known = caching.index().problems.len();
     emit_findings(events, caching.index().findings(0))?;
@@ -280,6 +283,20 @@ pub(super) fn prepare(
     // Problems that only show when an image is decoded.
     emit_findings(events, index.findings(n_known))?;
     Ok((planned, index, device))
+}
+
+/// Checks that every format of the job can hold the adapter.
+fn check_formats(config: &RunConfig, pipeline: &Pipeline) -> Result<()> {
+    let is_fused =
+        |format: &AdapterFormat| matches!(format, AdapterFormat::Kohya | AdapterFormat::Comfyui);
+    if config.adapter.kind != AdapterKind::Dora || !config.output.formats.iter().any(is_fused) {
+        return Ok(());
+    }
+    let base = &pipeline.transformer.config;
+    let specs = base.tensor_specs()?;
+    let modules = specs.iter().filter_map(|spec| spec.name.strip_suffix(".weight"));
+    let adapted = modules.filter(|module| config.adapter.names(module));
+    check_dora(adapted, |module| base.original_module(module))
 }
 
 /// Finds the images and plans the run.
