@@ -80,7 +80,7 @@ pub type SampleEventFn<'a> = &'a (dyn Fn(SampleEvent) -> bool + Sync);
 pub struct SamplePlan {
     /// What each phase takes at its peak.
     pub phases: Vec<StageMemory>,
-    /// Whether the predictions with and without the prompt are one batch.
+    /// Whether the predictions with and without the prompt, where both are needed, are one batch.
     pub is_cfg_batched: bool,
     /// How latents are tiled for decoding, if they are.
     pub tiling: Option<Tiling>,
@@ -155,7 +155,7 @@ impl<'a> SampleJob<'a> {
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
         let cfg_scale = pipeline.family().guidance.cfg_scale(request.guidance);
-        let pairings = if cfg_scale.is_some() { vec![true, false] } else { vec![false] };
+        let pairings = if cfg_scale.is_some() { vec![true, false] } else { vec![true] };
         let (is_paired, peak_bytes) = first_fitting(kind, limit, pairings, |device, is_paired| {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
         })?;
