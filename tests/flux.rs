@@ -18,6 +18,7 @@ use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions};
 use trainer::model::diffusion::denoiser::DenoiserInput;
 use trainer::model::diffusion::guidance::GuidanceScales;
+use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::scheduler::euler_step;
 use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
 use trainer::model::recompute::Recompute;
@@ -31,15 +32,15 @@ use crate::models::{LIMIT, check, copy_folder, recorded_in};
 use crate::{printed, text};
 
 /// A variant with what diffusers computed.
-struct Reference {
+pub struct Reference {
     folder: PathBuf,
     settings: Value,
-    recorded: HashMap<String, Vec<f32>>,
-    pipeline: Pipeline,
+    pub recorded: HashMap<String, Vec<f32>>,
+    pub pipeline: Pipeline,
     device: Device,
 }
 
-const VARIANTS: [&str; 2] = ["dev", "schnell"];
+pub const VARIANTS: [&str; 2] = ["dev", "schnell"];
 
 pub fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/flux")
@@ -62,13 +63,13 @@ pub fn with_short_prompts(to: &Path) {
 const SHORT_PROMPT: usize = 24;
 
 impl Reference {
-    fn open(variant: &str) -> Self {
+    pub fn open(variant: &str) -> Self {
         let folder = folder(variant);
         let text = fs::read_to_string(folder.join("golden.json")).unwrap();
         Self {
             settings: serde_json::from_str(&text).unwrap(),
             recorded: recorded_in(&folder.join("golden.safetensors")),
-            pipeline: Pipeline::open(&folder, None).unwrap(),
+            pipeline: Pipeline::open(&folder, &PartPaths::default()).unwrap(),
             device: Device::cpu(2, LIMIT).unwrap(),
             folder,
         }
@@ -96,7 +97,7 @@ impl Reference {
         encoders.encode(&self.device, encoding, &self.prompts(), callbacks).unwrap()
     }
 
-    fn images(&self, true_cfg: f64) -> Vec<f32> {
+    pub fn images(&self, true_cfg: f64) -> Vec<f32> {
         let request = ImageRequest {
             prompts: self.prompts(),
             negative: self.settings["negative"].as_str().unwrap().to_owned(),
@@ -250,7 +251,7 @@ fn lora(outputs: usize, inputs: usize) -> LoraWeights {
 #[test]
 fn text_encoders_have_the_names_of_other_programs() {
     let out = tempfile::tempdir().unwrap();
-    let mut pipeline = Pipeline::open(&folder("schnell"), None).unwrap();
+    let mut pipeline = Pipeline::open(&folder("schnell"), &PartPaths::default()).unwrap();
     let one =
         |name: &str, outputs, inputs| BTreeMap::from([(name.to_owned(), lora(outputs, inputs))]);
     let parts = vec![
@@ -282,7 +283,7 @@ fn text_encoders_have_the_names_of_other_programs() {
     }
     assert_ne!(renamed, bytes);
     fs::write(&kohya, renamed).unwrap();
-    let mut again = Pipeline::open(&folder("schnell"), None).unwrap();
+    let mut again = Pipeline::open(&folder("schnell"), &PartPaths::default()).unwrap();
     again.add_adapter(&kohya).unwrap();
     assert_eq!(again.adapter()[1..], parts);
 }
@@ -324,6 +325,6 @@ fn an_adapter_is_merged_into_a_checkpoint_of_the_original_layout() {
     let rest = ["--rest", text(&reference.folder), "--merge", "--out", text(&merged)];
     printed(&[&["export", text(&adapter), "--base", text(&base)], &rest[..]].concat());
     let path = merged.join("flux.safetensors");
-    reference.pipeline = Pipeline::open(&path, Some(&reference.folder)).unwrap();
+    reference.pipeline = Pipeline::open(&path, &PartPaths::rest(&reference.folder)).unwrap();
     check("image_lora", &reference.recorded, &reference.images(1.0));
 }

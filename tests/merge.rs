@@ -12,6 +12,7 @@ use trainer::export::merge::AdapterMerge;
 use trainer::model::adapter::LoraWeights;
 use trainer::model::adapter::read::Component;
 use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::paths::PartPaths;
 use trainer::sample::SampleJob;
 use trainer::verify::relative_error;
 use weights::copy::{CopyOptions, CopyTarget};
@@ -69,7 +70,7 @@ fn a_merged_folder_draws_what_the_reference_drew_with_the_adapter() {
             "{file}"
         );
     }
-    near_reference(&draw(&Pipeline::open(&out, None).unwrap()));
+    near_reference(&draw(&Pipeline::open(&out, &PartPaths::default()).unwrap()));
 }
 
 /// The base's weights are in f16, and so are the merged ones: rounded once more than the reference's
@@ -103,7 +104,7 @@ fn without_rounding_a_merged_folder_draws_exactly_that() {
     let (base, folder) = (f32_base(), TempDir::new().unwrap());
     let out = folder.path().join("merged");
     merged(text(base.path()), &[], &out);
-    check("image_lora", &recorded(), &draw(&Pipeline::open(&out, None).unwrap()));
+    check("image_lora", &recorded(), &draw(&Pipeline::open(&out, &PartPaths::default()).unwrap()));
 }
 
 #[test]
@@ -115,7 +116,8 @@ fn a_merged_checkpoint_keeps_its_layout_and_draws_the_same() {
     // q, k and v of both blocks lie in one matrix each.
     assert_eq!(row["changed"], 4, "{row}");
     assert_eq!(files(&out), ["pipeline.safetensors"]);
-    let pipeline = Pipeline::open(&out.join("pipeline.safetensors"), Some(Path::new(&rest)));
+    let pipeline =
+        Pipeline::open(&out.join("pipeline.safetensors"), &PartPaths::rest(Path::new(&rest)));
     near_reference(&draw(&pipeline.unwrap()));
 }
 
@@ -172,7 +174,7 @@ fn given(sizes: [usize; 2], magnitude: Option<f32>) -> LoraWeights {
 #[test]
 fn magnitudes_and_text_encoders_are_merged_too() {
     let (base, folder) = (f32_base(), TempDir::new().unwrap());
-    let mut pipeline = Pipeline::open(base.path(), None).unwrap();
+    let mut pipeline = Pipeline::open(base.path(), &PartPaths::default()).unwrap();
     let layers = |name: &str, magnitude| {
         let key = format!("{name}.weight");
         let part = if name.starts_with("text_model") {
@@ -193,7 +195,7 @@ fn magnitudes_and_text_encoders_are_merged_too() {
     let out = folder.path().join("merged");
     let merged = AdapterMerge::plan(&pipeline).unwrap().run(&out, &|_| true).unwrap();
     assert_eq!(merged.n_changed, 2);
-    let within = draw(&Pipeline::open(&out, None).unwrap());
+    let within = draw(&Pipeline::open(&out, &PartPaths::default()).unwrap());
     let (apart, change) =
         (relative_error(&beside, &within), relative_error(&beside, &recorded()["out.image"]));
     assert!(apart < 2e-5 && change > 100.0 * apart, "{apart:e} of {change:e}");
@@ -233,7 +235,7 @@ fn what_cannot_be_merged_leaves_nothing_behind() {
 fn an_interrupted_merge_and_one_that_overflows_leave_nothing_behind() {
     let folder = TempDir::new().unwrap();
     let out: PathBuf = folder.path().join("merged");
-    let mut pipeline = Pipeline::open(&golden().join("pipeline"), None).unwrap();
+    let mut pipeline = Pipeline::open(&golden().join("pipeline"), &PartPaths::default()).unwrap();
     pipeline.add_adapter(&golden().join("pipeline/lora.safetensors")).unwrap();
     let error = AdapterMerge::plan(&pipeline).unwrap().run(&out, &|_| false).unwrap_err();
     assert!(error.to_string().contains("interrupted"), "{error}");

@@ -20,6 +20,7 @@ use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions, POOLED, TOKENS};
 use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
 use trainer::model::diffusion::guidance::GuidanceScales;
+use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::sd3;
 use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
 use trainer::model::encoder::clip::{self, ClipTextModel};
@@ -243,7 +244,7 @@ pub fn request() -> ImageRequest {
 }
 
 fn pipeline() -> Pipeline {
-    Pipeline::open(&golden().join("pipeline"), None).unwrap()
+    Pipeline::open(&golden().join("pipeline"), &PartPaths::default()).unwrap()
 }
 
 pub const LIMIT: usize = 1 << 30;

@@ -84,7 +84,7 @@ fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerErro
         let dataset = &task.dataset_summary(config.train.batch_size);
         return choose(PlanRequest { task, config: &config, dataset }, room);
     }
-    let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
+    let pipeline = Pipeline::open_or_published(&config.base.path, &config.base.parts())?;
     let task = &DiffusionTask::new(&config, &pipeline)?;
     let dataset = DatasetSummary::nominal(task, config.train.batch_size);
     choose(PlanRequest { task, config: &config, dataset: &dataset }, room)

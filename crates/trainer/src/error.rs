@@ -58,6 +58,14 @@ pub enum TrainerError {
         /// The folder.
         path: PathBuf,
     },
+    /// A checkpoint without the other parts of its pipeline.
+    #[error("parts of the model are missing: {}: {}", missing.join("; "), path.display())]
+    MissingParts {
+        /// Each part, and where it was looked for.
+        missing: Vec<String>,
+        /// The checkpoint.
+        path: PathBuf,
+    },
     /// A model of another kind than is needed, or one that hearth does not know.
     #[error("this is {found}, expected {expected}: {}", path.display())]
     WrongModel {
@@ -343,6 +351,10 @@ impl TrainerError {
             Self::Folder { .. } => {
                 "give the folder that has model_index.json, with transformer, vae, text_encoder* and \
                  tokenizer* in it"
+            }
+            Self::MissingParts { .. } => {
+                "name them with --vae, --text-encoder and --rest (base.vae, base.text_encoders, base.rest), or \
+                 put them where ComfyUI has them; --rest is a diffusers folder, or one with tokenizers alone"
             }
             Self::NoTarget { .. } => {
                 "name layers by the end of their names, or many by `attention` or `all`; leave the key out for \

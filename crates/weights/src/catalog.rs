@@ -98,6 +98,29 @@ impl Catalog {
         found.ok_or_else(|| WeightsError::NoTensor { name: name.into(), path: self.path.clone() })
     }
 
+    /// The tensors whose names begin with `prefix`: one model of a file that holds several.
+    #[must_use]
+    pub fn only(&self, prefix: &str) -> Self {
+        self.renamed(|name| name.starts_with(prefix).then_some(name))
+    }
+
+    /// The same without the prefix.
+    #[must_use]
+    pub fn under(&self, prefix: &str) -> Self {
+        self.renamed(|name| name.strip_prefix(prefix))
+    }
+
+    /// The tensors that `rename` has a name for.
+    fn renamed(&self, rename: impl Fn(&str) -> Option<&str>) -> Self {
+        let mut found = Self { tensors: Vec::new(), by_name: HashMap::new(), ..self.clone() };
+        for tensor in &self.tensors {
+            let Some(name) = rename(&tensor.name) else { continue };
+            found.by_name.insert(name.into(), found.tensors.len());
+            found.tensors.push(TensorInfo { name: name.into(), ..tensor.clone() });
+        }
+        found
+    }
+
     /// Bytes of all tensors as stored.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
@@ -364,6 +387,19 @@ mod tests {
         std::os::unix::fs::symlink(&a, &b).unwrap();
         std::os::unix::fs::symlink(&b, &a).unwrap();
         assert!(matches!(Catalog::open(&a).unwrap_err(), WeightsError::Io { .. }));
+    }
+
+    #[test]
+    fn one_model_of_a_file_that_holds_several() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = model(folder.path(), &[8, 9, 10]);
+        let found = catalog.under("t");
+        assert_eq!(found.find("1").unwrap().offset, catalog.find("t1").unwrap().offset);
+        assert_eq!((found.tensors.len(), found.bytes()), (3, 27));
+        assert!(found.find("t1").is_err());
+        assert_eq!(catalog.only("t1").find("t1").unwrap(), catalog.find("t1").unwrap());
+        assert_eq!(catalog.under("t1").bytes(), 9);
+        assert!(catalog.under("x").tensors.is_empty());
     }
 
     #[test]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from generate import converter, draw, original
@@ -233,7 +234,15 @@ def original_transformer_names():
     return places
 
 
+def gguf_t5_names():
+    """Of the pipelines' T5: what the `gguf` package calls its tensors."""
+    folder = HERE.parent / "dev" / "pipeline" / "text_encoder_2"
+    called = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, json.loads((folder / "config.json").read_text())["num_layers"])
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: called.get_name(name, try_suffixes=(".weight",)) for name in sorted(file.keys())}
+
+
 make("gguf", GGUF, {"mixed.gguf": write_gguf})
 make("fp8", FP8, {"scaled.safetensors": scaled, "rows.safetensors": rows, "cast.safetensors": cast})
-names = {"vae": original_vae_names(), "transformer": original_transformer_names()}
+names = {"vae": original_vae_names(), "transformer": original_transformer_names(), "t5": gguf_t5_names()}
 (HERE / "names.json").write_text(json.dumps(names, indent=0) + "\n")

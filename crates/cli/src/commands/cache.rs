@@ -72,7 +72,7 @@ fn cache_images(
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
-    let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
+    let pipeline = Pipeline::open(&config.base.path, &config.base.parts())?;
     let encoding = EncodingProgress::begin(arguments.quiet)?;
     let tell = |event| encoding.on_event(event);
     let caching = match CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &tell) {

@@ -16,6 +16,7 @@ use trainer::model::{self, OpenModel};
 use trainer::train::full::FullCheckpoint;
 
 use super::named_value::{self, NamedValue};
+use super::parts::PartArgs;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
@@ -44,9 +45,8 @@ pub struct ExportArgs {
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
-    /// Folder with what a single-file checkpoint lacks: text encoders, tokenizers, scheduler
-    #[arg(long, value_name = "FOLDER")]
-    rest: Option<PathBuf>,
+    #[command(flatten)]
+    parts: PartArgs,
 
     /// Output folder
     #[arg(long, value_name = "FOLDER")]
@@ -88,7 +88,7 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
     if let Some(checkpoint) = FullCheckpoint::open(&arguments.adapter, &arguments.base)? {
         return full::run(arguments, &checkpoint, out);
     }
-    let mut pipeline = match model::open(&arguments.base, arguments.rest.as_deref())? {
+    let mut pipeline = match model::open(&arguments.base, &arguments.parts.paths())? {
         OpenModel::Language(base) => return language::run(arguments, *base, out),
         OpenModel::Image(pipeline) => *pipeline,
     };

@@ -13,6 +13,7 @@ pub mod job;
 pub mod man;
 mod named_value;
 pub mod output;
+mod parts;
 pub mod plan;
 pub mod sample;
 pub mod shard;

@@ -87,8 +87,8 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     let on = PlanTarget { machine, kind, rates, limit_bytes, host_bytes };
     match &config.data {
         TrainingData::Images { .. } => {
-            let rest = config.base.rest.as_deref();
-            let pipeline = Pipeline::open_or_published(&config.base.path, rest)?;
+            let parts = config.base.parts();
+            let pipeline = Pipeline::open_or_published(&config.base.path, &parts)?;
             let task = &DiffusionTask::new(&config, &pipeline)?;
             let dataset = &DatasetSummary::estimate(task, config.train.batch_size)?;
             show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)

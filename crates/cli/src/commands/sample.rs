@@ -19,6 +19,7 @@ use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
 use super::device::{COMPUTER, DeviceArgs, FormatArgs, MemoryLimitArg};
 use super::named_value;
 use super::output;
+use super::parts::PartArgs;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
@@ -121,15 +122,14 @@ struct SampleImageArgs {
     #[arg(long, value_name = "FILE")]
     latents: Option<PathBuf>,
 
-    /// Folder with what a single-file checkpoint lacks: text encoders, tokenizers, scheduler
-    #[arg(long, value_name = "FOLDER")]
-    rest: Option<PathBuf>,
+    #[command(flatten)]
+    parts: PartArgs,
 }
 
 impl SampleImageArgs {
     /// The first of them that was typed, for a model that has no use for it.
     fn first_typed(&self) -> Option<&'static str> {
-        let Self { out, size, steps, guidance, true_cfg, negative, latents, rest } = self;
+        let Self { out, size, steps, guidance, true_cfg, negative, latents, parts } = self;
         let typed = [
             ("--out", out.is_some()),
             ("--size", size.is_some()),
@@ -138,9 +138,9 @@ impl SampleImageArgs {
             ("--true-cfg", true_cfg.is_some()),
             ("--negative", negative.is_some()),
             ("--latents", latents.is_some()),
-            ("--rest", rest.is_some()),
         ];
-        typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name)
+        let typed = typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name);
+        typed.or_else(|| parts.first_typed())
     }
 
     /// Where an image goes.
@@ -193,7 +193,7 @@ fn guidance(text: &str) -> Result<f32, String> {
 }
 
 pub fn run(arguments: &SampleArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    match model::open(&arguments.base, arguments.images.rest.as_deref())? {
+    match model::open(&arguments.base, &arguments.images.parts.paths())? {
         OpenModel::Language(base) => text::run(arguments, *base, out),
         OpenModel::Image(pipeline) => sample_images(arguments, *pipeline, out),
     }

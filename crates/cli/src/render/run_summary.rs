@@ -131,14 +131,14 @@ fn sample_command(
     let path = from_here(&config.output.folder.join(&export.path));
     let initial = config.output.folder.join("initial");
     let base = from_here(if config.base.random_init { &initial } else { &config.base.path });
-    let rest = config.base.rest.as_deref().map(from_here);
+    let parts = config.base.parts().flags(from_here);
     let options = [sample_options(config), options.to_vec()].concat();
     let (prompt, options) = (prompt(&config.data), &options[..]);
     let command = if export.format == MODEL {
-        SampleCommand { base: &path, rest: None, adapter: None, prompt, options }
+        SampleCommand { base: &path, parts: &[], adapter: None, prompt, options }
     } else {
-        let (rest, adapter) = (rest.as_deref(), Some(&path[..]));
-        SampleCommand { base: &base, rest, adapter, prompt, options }
+        let (parts, adapter) = (&parts[..], Some(&path[..]));
+        SampleCommand { base: &base, parts, adapter, prompt, options }
     };
     Some(command.line())
 }

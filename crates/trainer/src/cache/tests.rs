@@ -14,6 +14,7 @@ use weights::{Catalog, WeightsError};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, ProblemKind};
+use crate::model::diffusion::paths::PartPaths;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::TrainBatch;
 use crate::train::diffusion::batch::{BatchReader, EncodedSample};
@@ -44,7 +45,7 @@ impl Place {
     fn new(n: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("images")).unwrap();
-        let pipeline = Pipeline::open(&golden("sd3/pipeline"), None).unwrap();
+        let pipeline = Pipeline::open(&golden("sd3/pipeline"), &PartPaths::default()).unwrap();
         let data = data(folder.path(), &[]);
         let precision = Precision::plain(Dtype::F32);
         let place = Self { folder, pipeline, data, precision, extra: Vec::new() };
@@ -208,12 +209,12 @@ fn whatever_changes_the_numbers_changes_the_address() {
     let other = place.folder.path().join("model");
     copy_folder(&golden("sd3/pipeline"), &other);
     place.precision = Precision::plain(Dtype::F32);
-    place.pipeline = Pipeline::open(&other, None).unwrap();
+    place.pipeline = Pipeline::open(&other, &PartPaths::default()).unwrap();
     assert_eq!(place.missing(), (0, 0), "the same model elsewhere");
     let settings = other.join("vae/config.json");
     let text = fs::read_to_string(&settings).unwrap();
     fs::write(&settings, text.replace("\"norm_num_groups\": 2", "\"norm_num_groups\": 1")).unwrap();
-    place.pipeline = Pipeline::open(&other, None).unwrap();
+    place.pipeline = Pipeline::open(&other, &PartPaths::default()).unwrap();
     assert_eq!(place.missing(), (2, 0));
 }
 

@@ -6,14 +6,19 @@ use compute::{Dtype, Quantisation};
 
 use super::section::section;
 use super::value::words;
+use crate::model::diffusion::paths::PartPaths;
 
 section! {
     /// The model that is trained, and how it is held.
     pub RawBase => BaseConfig {
-        /// Model to train: a diffusers or transformers folder, a checkpoint file, or a GGUF file of a language model
+        /// Model to train: a diffusers or transformers folder, a checkpoint file, or a GGUF file of a language model or FLUX.1
         path: PathBuf = Required, Any;
-        /// Folder with the parts that a checkpoint file lacks: text encoders, tokenizers, VAE
+        /// Folder with what a checkpoint file lacks: a diffusers folder, or one with `tokenizer/` and `tokenizer_2/` alone
         rest: Option<PathBuf> = Default(None), Any;
+        /// VAE of a checkpoint file, such as `ae.safetensors`. Not set: in `base.rest`, or beside the checkpoint
+        vae: Option<PathBuf> = Default(None), Any;
+        /// Text encoders of a checkpoint file, such as `clip_l.safetensors` and `t5xxl_fp16.safetensors`. Empty: in `base.rest`, or beside the checkpoint
+        text_encoders: Vec<PathBuf> = Default(Vec::new()), Any;
         /// Train from scratch: the weights of the base are replaced by random ones
         random_init: bool = Default(false), Any;
         /// Data type of activations, and of weights that are not quantised
@@ -22,6 +27,14 @@ section! {
         quantise: Option<Quantisation> = Default(None), Any;
         /// Quantisation of the text encoders while captions are encoded. Not set: the plan chooses
         quantise_encoders: Option<Quantisation> = Default(None), Any;
+    }
+}
+
+impl BaseConfig {
+    /// Where the parts are that a checkpoint lacks.
+    pub fn parts(&self) -> PartPaths {
+        let Self { rest, vae, text_encoders, .. } = self;
+        PartPaths { rest: rest.clone(), vae: vae.clone(), text_encoders: text_encoders.clone() }
     }
 }
 

@@ -41,8 +41,10 @@ pub enum TrainingData {
 pub const SEQUENCE: &str = "sequence";
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 9] = [
+const IMAGE_ONLY_KEYS: [&str; 11] = [
     "base.rest",
+    "base.vae",
+    "base.text_encoders",
     "base.quantise_encoders",
     "train.weighting_scheme",
     "train.timestep_shift",

@@ -285,7 +285,7 @@ macro_rules! lists {
 }
 pub(super) use lists;
 
-lists!(String: "texts");
+lists!(String: "texts", PathBuf: "paths");
 
 impl ConfigValue for [f64; 2] {
     fn accepted() -> String {

@@ -15,6 +15,7 @@ use crate::model::adapter::Adapters;
 use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::guidance::GuidanceScales;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::diffusion::sd3::Sd3;
 use crate::model::files::{self, WeightFiles};
 use crate::model::host::to_vec;
@@ -85,7 +86,7 @@ fn with_transformer() -> tempfile::TempDir {
 #[test]
 fn the_parts_fit_and_draw_an_image() {
     let folder = with_transformer();
-    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    let pipeline = Pipeline::open(folder.path(), &PartPaths::default()).unwrap();
     assert_eq!(pipeline.encoders.lengths().skip(1).sum::<usize>(), 16);
     let request = ImageRequest {
         prompts: vec!["neon style, a red star".into()],

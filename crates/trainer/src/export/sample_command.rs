@@ -14,8 +14,8 @@ use crate::model::kind;
 pub struct SampleCommand<'a> {
     /// The model.
     pub base: &'a str,
-    /// The folder with the other parts, if the base is one file of the transformer.
-    pub rest: Option<&'a str>,
+    /// Flags for the other parts, if the base is one file of the transformer.
+    pub parts: &'a [String],
     /// The adapter; none after a full fine-tune.
     pub adapter: Option<&'a str>,
     /// What to sample.
@@ -27,10 +27,10 @@ pub struct SampleCommand<'a> {
 impl SampleCommand<'_> {
     /// As one types it into a shell.
     pub fn line(&self) -> String {
-        let Self { base, rest, adapter, prompt, options } = *self;
+        let Self { base, parts, adapter, prompt, options } = *self;
         let mut words = vec!["hearth", "sample", "--base", base];
-        for (flag, value) in [("--rest", rest), ("--adapter", adapter), ("--prompt", Some(prompt))]
-        {
+        words.extend(parts.iter().map(String::as_str));
+        for (flag, value) in [("--adapter", adapter), ("--prompt", Some(prompt))] {
             words.extend(value.into_iter().flat_map(|value| [flag, value]));
         }
         words.extend(options.iter().map(String::as_str));

@@ -10,6 +10,7 @@ use weights::Catalog;
 use super::diffusion::Pipeline;
 use super::diffusion::denoiser::{DenoiserConfig, FAMILIES};
 use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
+use super::diffusion::paths::PartPaths;
 use super::llama::language_model::LanguageModel;
 use super::llama::names;
 use super::{component, config};
@@ -41,12 +42,12 @@ pub enum OpenModel {
     Language(Box<LanguageModel>),
 }
 
-/// Opens whichever model lies at a path; a checkpoint of an image model with `rest` for what it lacks.
-pub fn open(path: &Path, rest: Option<&Path>) -> Result<OpenModel> {
+/// Opens whichever model lies at a path; a checkpoint of an image model with `parts` for what it lacks.
+pub fn open(path: &Path, parts: &PartPaths) -> Result<OpenModel> {
     if is_language(path) {
         return LanguageModel::open(path).map(|base| OpenModel::Language(Box::new(base)));
     }
-    Pipeline::open(path, rest).map(|pipeline| OpenModel::Image(Box::new(pipeline)))
+    Pipeline::open(path, parts).map(|pipeline| OpenModel::Image(Box::new(pipeline)))
 }
 
 /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it says why.
@@ -91,7 +92,7 @@ pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
 }
 
 /// The family whose original layout a checkpoint has.
-fn family_of_checkpoint(catalog: &Catalog) -> Option<&'static DiffusionFamily> {
+pub fn family_of_checkpoint(catalog: &Catalog) -> Option<&'static DiffusionFamily> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
     FAMILIES.iter().copied().find(|family| has(family.tensor_marker))
 }

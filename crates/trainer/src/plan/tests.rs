@@ -10,6 +10,7 @@ use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, SizeCounts};
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::train::diffusion::DiffusionTask;
@@ -57,7 +58,7 @@ impl TestJob {
             raw.set(setting).unwrap();
         }
         Self {
-            pipeline: Pipeline::open(base, None).unwrap(),
+            pipeline: Pipeline::open(base, &PartPaths::default()).unwrap(),
             config: raw.resolve().unwrap(),
             dataset: dataset(),
             rates: documented(),

@@ -15,6 +15,7 @@ use crate::export::{language, model};
 use crate::model::adapter::read::{STATE, adapter_in, is_checkpoint};
 use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::files;
 use crate::model::llama::language_model::LanguageModel;
 use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX, find_saved};
@@ -71,7 +72,7 @@ impl FullCheckpoint {
     }
 
     /// Writes the model into a new folder, and opens it to check it.
-    pub fn write(&self, rest: Option<&Path>, out: &Path) -> Result<FullModel> {
+    pub fn write(&self, parts: &PartPaths, out: &Path) -> Result<FullModel> {
         let values = |name: &str| -> std::result::Result<Option<Vec<f32>>, WeightsError> {
             let Some(stored) = self.names.get(name) else { return Ok(None) };
             let tensor = self.catalog.find(stored)?;
@@ -80,10 +81,10 @@ impl FullCheckpoint {
         let dtype = files::file_dtype(self.config.base.dtype);
         match self.config.data {
             TrainingData::Images { .. } => {
-                let pipeline = Pipeline::open(&self.config.base.path, rest)?;
+                let pipeline = Pipeline::open(&self.config.base.path, parts)?;
                 self.check(&pipeline.transformer.config.tensor_specs()?)?;
                 model::write(&pipeline, &values, self.config.base.dtype, out)?;
-                Pipeline::open(out, None)?;
+                Pipeline::open(out, &PartPaths::default())?;
             }
             TrainingData::Texts { .. } => {
                 let LanguagePipeline { base, tokenizer } =

@@ -53,13 +53,15 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 12] = [
+const FREE_KEYS: [&str; 14] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
     "train.stop_after_plateau",
     "base.path",
     "base.rest",
+    "base.vae",
+    "base.text_encoders",
     "data.images",
     "data.cache",
     "text.path",

@@ -114,7 +114,7 @@ fn train_images(
     output: RunOutput<'_>,
 ) -> Result<RunEnd> {
     let RunOutput { folder, events } = output;
-    let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
+    let mut pipeline = Pipeline::open(&folder.base(config)?, &config.base.parts())?;
     let (planned, index, device) = diffusion::prepare(config, &pipeline, device_setup, events)?;
     let task = DiffusionTask::new(&planned.config, &pipeline)?;
     let loader = diffusion::ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;

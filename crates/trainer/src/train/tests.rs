@@ -23,6 +23,7 @@ use crate::data::Bucket;
 use crate::error::TrainerError;
 use crate::event::{EndReason, MemoryFallback, Warning, WarningKind};
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::host::relative_error;
 use crate::model::recompute::Recompute;
 use crate::plan::{MemoryLevel, PlanRequest, Rates, dry_run, memory_levels};
@@ -104,7 +105,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>
         start_sampler: Box::new(|| None),
     };
     let folder = RunFolder::open(&config.output.folder, TrainOptions::default()).unwrap();
-    let pipeline = Pipeline::open(&base, None).unwrap();
+    let pipeline = Pipeline::open(&base, &PartPaths::default()).unwrap();
     let caching =
         CacheBuilder::new(&pipeline, CacheRequest::from_config(&config).unwrap(), &|_| true)
             .unwrap();

@@ -25,6 +25,7 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{DemoStyle, draw_set};
 use trainer::event::{Event, EventRecord};
 use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::paths::PartPaths;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, step_work};
 use trainer::task::traits::DatasetSummary;
@@ -256,7 +257,7 @@ fn predict(
     arguments: &PredictArgs,
     config: &RunConfig,
 ) -> Result<Vec<(usize, WorkStats)>, Failure> {
-    let pipeline = Pipeline::open(&config.base.path, None)?;
+    let pipeline = Pipeline::open(&config.base.path, &PartPaths::default())?;
     let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
     // All images are drawn in one size.
     let dataset = DatasetSummary::from_caching(&caching);

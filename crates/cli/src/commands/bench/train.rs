@@ -27,6 +27,7 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{DemoStyle, draw_set};
 use trainer::event::{Event, EventRecord};
 use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::paths::PartPaths;
 use trainer::train::{TrainOptions, train};
 
 use super::compare;
@@ -268,7 +269,7 @@ fn encode(arguments: &BenchTrainArgs, config: &RunConfig) -> Result<TrainProcess
     let rss_before_bytes = machine::process::peak_resident();
     let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None)?);
     let (time, ()) = Timing::measure(engine.threads(), || -> Result<(), Failure> {
-        let pipeline = Pipeline::open(&config.base.path, None)?;
+        let pipeline = Pipeline::open(&config.base.path, &PartPaths::default())?;
         let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
         let CachePlan { phases, t5 } = caching.plan(engine.kind(), limit)?;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);

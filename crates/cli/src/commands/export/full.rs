@@ -25,7 +25,7 @@ pub fn run(
         .into());
     }
     let FullModel { n_tensors, dtype } =
-        checkpoint.write(arguments.rest.as_deref(), &arguments.out)?;
+        checkpoint.write(&arguments.parts.paths(), &arguments.out)?;
     if arguments.json {
         let row =
             json!({ "path": arguments.out, "tensors": n_tensors, "dtype": dtype.to_string() });

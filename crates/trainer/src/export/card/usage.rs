@@ -26,6 +26,8 @@ pub struct ImageUsage {
     texts: Vec<TextEncoderSettings>,
     /// The folder with all else, if the base is one file of the transformer.
     rest: Option<String>,
+    /// Flags for all other parts.
+    parts: Vec<String>,
 }
 
 impl ImageUsage {
@@ -35,11 +37,14 @@ impl ImageUsage {
         let rest = config.base.rest.as_ref();
         let folder = rest.unwrap_or(&config.base.path);
         // If the folder is gone by now, the published settings are used.
-        let family = kind::family(folder).unwrap_or_else(DiffusionFamily::fallback);
+        let family = kind::family(&config.base.path).or_else(|| kind::family(folder));
+        let family = family.unwrap_or_else(DiffusionFamily::fallback);
         let texts = TextEncoderSettings::read(folder, family.encoders)
             .unwrap_or_else(|_| TextEncoderSettings::defaults(family.encoders));
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Some(Self { sample: sample.clone(), family, texts, rest: rest.and_then(|path| name(path)) })
+        let parts = config.base.parts().flags(|path| name(path).unwrap_or_default());
+        let rest = rest.and_then(|path| name(path));
+        Some(Self { sample: sample.clone(), family, texts, rest, parts })
     }
 }
 
@@ -178,18 +183,18 @@ fn hearth(facts: &ModelCard, file: &Path) -> String {
     let (adapter, base) = (file.display().to_string(), facts.base_name());
     // hearth reads folders, and the hub's tools name them so.
     let base = base.rsplit('/').next().unwrap_or(&base);
-    let rest = facts.usage.as_ref().and_then(|image_usage| image_usage.rest.as_deref());
+    let parts = facts.usage.as_ref().map_or(&[][..], |image_usage| &image_usage.parts);
     let command = SampleCommand {
         base,
-        rest,
+        parts,
         adapter: Some(&adapter),
         prompt: facts.prompt(),
         options: &facts.sample_options,
     };
-    let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
+    let parts: String = parts.iter().map(|word| format!(" {}", shell(word))).collect();
     format!(
         "### hearth\n\n```sh\n{}\n# for another program:\n\
-         hearth export {} --base {}{rest} --out for-others\n```\n\n",
+         hearth export {} --base {}{parts} --out for-others\n```\n\n",
         command.line(),
         shell(&adapter),
         shell(base),

@@ -38,6 +38,7 @@ use crate::model;
 use crate::model::adapter::AdaptedComponent;
 use crate::model::adapter::read::Component;
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::scaled_fp8;
 
@@ -112,7 +113,7 @@ impl<'a> AdapterMerge<'a> {
         }
         // A single checkpoint file is no whole model.
         if base.is_dir() {
-            model::open(&staging.path, None)?;
+            model::open(&staging.path, &PartPaths::default())?;
         }
         staging.finish()?;
         Ok(merged)

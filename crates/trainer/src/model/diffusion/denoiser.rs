@@ -250,6 +250,11 @@ impl DenoiserConfig {
         layouts
     }
 
+    /// Checks that all of it is supported.
+    pub fn check(&self) -> std::result::Result<(), Unsupported> {
+        dispatch!(Self, self, config => config.check())
+    }
+
     /// The latents it takes.
     pub fn latent_spec(&self) -> LatentSpec {
         dispatch!(Self, self, config => config.latent_spec())

@@ -23,6 +23,8 @@ pub struct DiffusionFamily {
     pub transformer: &'static str,
     /// A part of a tensor's name that every checkpoint of its original layout has, and no other.
     pub tensor_marker: &'static str,
+    /// Names under which its VAE is shared as one file.
+    pub vae_files: &'static [&'static str],
     /// Its text encoders.
     pub encoders: &'static [TextEncoderSpec],
     /// `max_sequence_length` of diffusers' pipeline where it is not given.
@@ -113,6 +115,12 @@ impl DiffusionFamily {
     /// The default LoRA targets.
     pub fn targets(&self) -> Vec<String> {
         self.targets.iter().map(|target| (*target).to_owned()).collect()
+    }
+
+    /// The published model of this family, or variant, for settings that files do not tell.
+    pub fn published_model(&self) -> &'static PublishedPipeline {
+        let is_own = |model: &&PublishedPipeline| (model.config)().family().title == self.title;
+        self.published.iter().find(is_own).unwrap_or(&self.published[0])
     }
 
     /// The family whose defaults are used where the base's family is not known.

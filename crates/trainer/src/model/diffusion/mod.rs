@@ -1,6 +1,6 @@
 //! A diffusion pipeline of any family: text encoders, VAE, denoiser (transformer) and scheduler. It is a diffusers
-//! folder, or a checkpoint of the original layout with such a folder for what it lacks. Opening reads configs and headers
-//! and compares every name and shape; no weights are read before all of it fits together.
+//! folder, or a checkpoint of the original layout with other files for what it lacks (`paths.rs`). Opening reads configs
+//! and headers and compares every name and shape; no weights are read before all of it fits together.
 //!
 //! ```text
 //! Pipeline ─┬ TextEncoders   text ─▶ Condition: tensors by name
@@ -16,6 +16,7 @@ pub mod flux;
 pub mod guidance;
 mod joint;
 pub mod part;
+pub mod paths;
 pub mod scheduler;
 pub mod sd3;
 pub mod text;
@@ -25,11 +26,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use compute::Device;
-use weights::{BytesDoneFn, Catalog};
+use weights::BytesDoneFn;
 
 use self::denoiser::{Denoiser, DenoiserConfig};
 use self::family::{DiffusionFamily, PublishedPipeline};
 use self::part::PipelinePart;
+use self::paths::{PartPaths, PartSearch};
 use self::scheduler::FlowMatchScheduler;
 use self::text::TextEncoders;
 use self::vae::{LatentShape, Vae};
@@ -58,32 +60,30 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Opens a folder; or a checkpoint, and `rest` for what it lacks.
-    pub fn open(path: &Path, rest: Option<&Path>) -> Result<Self> {
+    /// Opens a folder; or a checkpoint, with `parts` for what it lacks.
+    pub fn open(path: &Path, parts: &PartPaths) -> Result<Self> {
         if !path.exists() {
             return Err(not_there(path));
         }
         kind::check(path, kind::ModelKind::Image)?;
-        let folder = if path.is_dir() { path } else { rest.ok_or_else(|| needs_rest(path))? };
-        let family = family_of(folder)?;
-        let original = if path.is_dir() { None } else { Some(path) };
-        let transformer = transformer(family, folder, original)?;
-        let vae = Vae::open(folder, original)?;
+        let search = PartSearch::new(path, parts)?;
+        let transformer = transformer(&search)?;
+        let config = &transformer.config;
+        let found = search.find(config.family(), &|spec| text::is_used(&search, spec))?;
+        let published = config.family().published_model();
+        let vae = Vae::open(found.vae, &(published.vae)())?;
         check_fit(path, &transformer, &vae)?;
-        let encoders = TextEncoders::open(folder, &transformer.config)?;
-        let schedule = config::read_checked(
-            &folder.join("scheduler/scheduler_config.json"),
-            FlowMatchScheduler::check,
-        )?;
+        let encoders = TextEncoders::open(&found.tokenizers, found.encoders, config)?;
+        let schedule = schedule(&search, config)?;
         Ok(Self::new(path, transformer, vae, encoders, schedule))
     }
 
     /// The same for planning: a published model need not be downloaded, the name of its folder is enough. It
     /// can be built on the meta device like any other.
-    pub fn open_or_published(path: &Path, rest: Option<&Path>) -> Result<Self> {
+    pub fn open_or_published(path: &Path, parts: &PartPaths) -> Result<Self> {
         match PublishedPipeline::by_path(path) {
             Some((_, model)) if !path.exists() => Self::meta(path, model),
-            _ => Self::open(path, rest),
+            _ => Self::open(path, parts),
         }
     }
 
@@ -209,8 +209,11 @@ impl Pipeline {
 /// Where a transformer lies in a model's folder.
 pub(crate) const TRANSFORMER: &str = "transformer";
 
-/// Checks that both have their weights, and the same latent channels.
+/// Checks that both have their weights, and the same latent channels. A config that was inferred is checked here.
 fn check_fit(path: &Path, transformer: &PipelinePart<DenoiserConfig>, vae: &Vae) -> Result<()> {
+    let problem =
+        |config::Unsupported(problem)| TrainerError::Config { problem, path: path.into() };
+    transformer.config.check().map_err(problem)?;
     transformer.files()?;
     vae.check()?;
     let (latent, wanted) = (vae.channels(), transformer.config.latent_spec().channels);
@@ -226,13 +229,6 @@ fn not_there(path: &Path) -> TrainerError {
     TrainerError::Request {
         problem: format!("no model at {}", path.display()),
         hint: PublishedPipeline::by_path(path).map_or("check the path", |(_, model)| model.hint),
-    }
-}
-
-fn needs_rest(path: &Path) -> TrainerError {
-    TrainerError::Request {
-        problem: format!("a single file has no text encoders and tokenizers: {}", path.display()),
-        hint: "give a folder of the same family that has them with --rest",
     }
 }
 
@@ -252,23 +248,36 @@ fn family_of(folder: &Path) -> Result<&'static DiffusionFamily> {
 }
 
 /// The transformer of the folder, or of the checkpoint, whose config is inferred from its shapes.
-fn transformer(
-    family: &DiffusionFamily,
-    folder: &Path,
-    original: Option<&Path>,
-) -> Result<PipelinePart<DenoiserConfig>> {
-    let beside = folder.join(TRANSFORMER);
-    let Some(path) = original else {
+fn transformer(search: &PartSearch<'_>) -> Result<PipelinePart<DenoiserConfig>> {
+    let family = search.family()?;
+    let beside = search.folder.as_deref().unwrap_or(Path::new("")).join(TRANSFORMER);
+    let Some(catalog) = &search.checkpoint else {
         return PipelinePart::open(&beside, |settings| DenoiserConfig::read(family, settings));
     };
-    let catalog = Catalog::open(path)?;
-    let Some((config, prefix)) = DenoiserConfig::of_checkpoint(family, &catalog, &beside)? else {
+    let path = catalog.path.clone();
+    let Some((config, prefix)) = DenoiserConfig::of_checkpoint(family, catalog, &beside)? else {
         let name = family.name.to_uppercase();
         let problem = format!("holds no {name} transformer in the original layout");
-        return Err(TrainerError::Folder { what: "checkpoint", problem, path: path.into() });
+        return Err(TrainerError::Folder { what: "checkpoint", problem, path });
     };
-    Ok(PipelinePart::original(config, catalog, prefix))
+    Ok(PipelinePart::original(config, catalog.clone(), prefix))
 }
+
+/// The scheduler of the folder; or the published one, if a checkpoint's folder has none or is of another variant.
+fn schedule(search: &PartSearch<'_>, config: &DenoiserConfig) -> Result<FlowMatchScheduler> {
+    let family = config.family();
+    let is_other = |folder: &Path| {
+        let is_file = search.checkpoint.is_some();
+        let is_variant = kind::family(folder).is_none_or(|found| found.title == family.title);
+        is_file && !(is_variant && folder.join(SCHEDULER).exists())
+    };
+    match search.folder.as_ref().filter(|folder| !is_other(folder)) {
+        Some(folder) => config::read_checked(&folder.join(SCHEDULER), FlowMatchScheduler::check),
+        None => Ok((family.published_model().schedule)()),
+    }
+}
+
+const SCHEDULER: &str = "scheduler/scheduler_config.json";
 
 impl PipelinePart<DenoiserConfig> {
     fn files(&self) -> Result<WeightFiles<'_>> {

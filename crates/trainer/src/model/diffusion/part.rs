@@ -37,10 +37,21 @@ impl<C> PipelinePart<C> {
         Self { config, catalog, original: Some(prefix), config_path: None }
     }
 
-    /// The same config, with the weights of such a checkpoint.
+    /// Weights from elsewhere, whose config is that of `config_path`, or what `infer` finds by their shapes.
+    pub fn of_weights(
+        catalog: Catalog,
+        config_path: Option<PathBuf>,
+        read: impl FnOnce(&Path) -> Result<C>,
+        infer: impl FnOnce(&Catalog) -> Result<C>,
+    ) -> Result<Self> {
+        let config = config_path.as_deref().map_or_else(|| infer(&catalog), read)?;
+        Ok(Self { config, catalog, original: None, config_path })
+    }
+
+    /// The same, in the original layout if names have a prefix there.
     #[must_use]
-    pub fn with_weights(self, catalog: Catalog, prefix: &'static str) -> Self {
-        Self { catalog, original: Some(prefix), ..self }
+    pub fn in_layout(self, original: Option<&'static str>) -> Self {
+        Self { original, ..self }
     }
 
     /// A meta part: it would lie in `folder` and hold these tensors.

@@ -7,10 +7,11 @@ use compute::{Device, Shape};
 use weights::{BytesDoneFn, Catalog};
 
 use super::part::PipelinePart;
-use crate::error::Result;
+use super::paths::PartSource;
+use crate::error::{Result, TrainerError};
 use crate::model::adapter::Adapters;
 use crate::model::build::{ModelBuilder, Precision, tensor_specs};
-use crate::model::config::read_checked;
+use crate::model::config::{Unsupported, read_checked};
 use crate::model::files::{self, WeightFiles};
 use crate::model::vae::{self as kl, VaeDecoder, VaeEncoder};
 
@@ -100,16 +101,26 @@ impl LatentStatistics {
 }
 
 impl Vae {
-    /// The folder's, or the checkpoint's own if it has one.
-    pub(super) fn open(pipeline: &Path, original: Option<&Path>) -> Result<Self> {
+    /// A folder, or a file in the original layout; `like` is the config of published models.
+    pub(super) fn open(source: PartSource, like: &kl::VaeConfig) -> Result<Self> {
         let read = |path: &Path| read_checked(path, kl::VaeConfig::check);
-        let part = PipelinePart::open(&pipeline.join("vae"), read)?;
-        let Some(path) = original else { return Ok(Self::Kl(part)) };
-        let catalog = Catalog::open(path)?;
-        Ok(Self::Kl(match kl::names::prefix(&catalog) {
-            Some(prefix) => part.with_weights(catalog, prefix),
-            None => part,
-        }))
+        let (catalog, config) = match source {
+            PartSource::Folder(folder) => return PipelinePart::open(&folder, read).map(Self::Kl),
+            PartSource::Weights(catalog, config) => (catalog, config),
+        };
+        let original = kl::names::prefix(&catalog);
+        let infer = |catalog: &Catalog| {
+            let path = catalog.path.clone();
+            let found = original.and_then(|prefix| kl::names::infer(catalog, prefix, like));
+            let Some(config) = found else {
+                let problem = "holds no VAE in the original layout".into();
+                return Err(TrainerError::Folder { what: "file", problem, path });
+            };
+            let problem = |Unsupported(problem)| TrainerError::Config { problem, path };
+            config.check().map(|()| config).map_err(problem)
+        };
+        let part = PipelinePart::of_weights(catalog, config, read, infer)?;
+        Ok(Self::Kl(part.in_layout(original)))
     }
 
     /// A meta VAE, without files.

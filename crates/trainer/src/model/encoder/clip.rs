@@ -129,8 +129,42 @@ impl ClipConfig {
     }
 }
 
-/// Files may also hold a `position_ids` buffer, and the image encoder. Those of newer transformers without a projection
-/// leave out the prefix.
+/// Whether a file holds CLIP's text model.
+pub fn is_clip(catalog: &Catalog) -> bool {
+    shape_of(catalog, "text_model.encoder.layers.0.self_attn.q_proj.weight").is_some()
+}
+
+/// Infers the config of a file from its shapes, and from `like` what they do not tell: the width of heads, the
+/// activation, and whether the pooled embedding is projected.
+pub fn infer(catalog: &Catalog, like: &ClipConfig) -> Option<ClipConfig> {
+    let shape = |name: &str| shape_of(catalog, &format!("text_model.{name}"));
+    let &[vocab_size, hidden_size] = &shape("embeddings.token_embedding.weight")?[..] else {
+        return None;
+    };
+    let layer = |index: &usize| shape(&format!("encoder.layers.{index}.mlp.fc1.weight")).is_some();
+    let projected = shape_of(catalog, "text_projection.weight");
+    let head_dim = like.hidden_size / like.num_attention_heads.max(1);
+    Some(ClipConfig {
+        vocab_size,
+        hidden_size,
+        intermediate_size: *shape("encoder.layers.0.mlp.fc1.weight")?.first()?,
+        num_hidden_layers: (0..).take_while(layer).count(),
+        num_attention_heads: hidden_size / head_dim.max(1),
+        max_position_embeddings: *shape("embeddings.position_embedding.weight")?.first()?,
+        projection_dim: projected.and_then(|sizes| sizes.first().copied()).unwrap_or(hidden_size),
+        ..like.clone()
+    })
+}
+
+/// The shape of a tensor by our name for it.
+fn shape_of(catalog: &Catalog, name: &str) -> Option<Vec<usize>> {
+    let pieces = (layout(catalog).pieces)(name);
+    let tensor = catalog.find(&pieces.first()?.key).ok()?;
+    Some(tensor.shape.iter().map(|size| *size as usize).collect())
+}
+
+/// Files may also hold a `position_ids` buffer, the image encoder, and a projection that the model does not use. Those
+/// of newer transformers without a projection leave out the prefix.
 pub fn layout(catalog: &Catalog) -> CheckpointLayout<'static> {
     const PREFIX: &str = "text_model.";
     let is_short = !catalog.tensors.iter().any(|tensor| tensor.name.starts_with(PREFIX));
@@ -140,7 +174,7 @@ pub fn layout(catalog: &Catalog) -> CheckpointLayout<'static> {
     };
     let is_spare = |name: &str| {
         name.ends_with("embeddings.position_ids")
-            || ["vision_model.", "visual_projection.", "logit_scale"]
+            || ["vision_model.", "visual_projection.", "logit_scale", "text_projection."]
                 .iter()
                 .any(|start| name.starts_with(start))
     };

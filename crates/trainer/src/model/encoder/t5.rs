@@ -105,16 +105,84 @@ impl T5Config {
     }
 }
 
-/// The token embedding has either of two names, or both; decoders are ignored.
+/// Whether a file holds T5's encoder.
+pub fn is_t5(catalog: &Catalog) -> bool {
+    shape_of(catalog, "encoder.block.0.layer.0.SelfAttention.q.weight").is_some()
+}
+
+/// Infers the config of a file from its shapes, and from `like` what they do not tell.
+pub fn infer(catalog: &Catalog, like: &T5Config) -> Option<T5Config> {
+    let shape = |name: &str| shape_of(catalog, name);
+    let block =
+        |index: usize, name: &str| shape(&format!("encoder.block.{index}.layer.{name}.weight"));
+    let &[vocab_size, d_model] = &shape(SHARED)?[..] else { return None };
+    let &[relative_attention_num_buckets, num_heads] =
+        &block(0, "0.SelfAttention.relative_attention_bias")?[..]
+    else {
+        return None;
+    };
+    let queries = *block(0, "0.SelfAttention.q")?.first()?;
+    Some(T5Config {
+        vocab_size,
+        d_model,
+        d_kv: queries / num_heads.max(1),
+        d_ff: *block(0, "1.DenseReluDense.wi_0")?.first()?,
+        num_layers: (0..).take_while(|index| block(*index, "0.SelfAttention.q").is_some()).count(),
+        num_heads,
+        relative_attention_num_buckets,
+        ..like.clone()
+    })
+}
+
+/// The shape of a tensor by our name for it.
+fn shape_of(catalog: &Catalog, name: &str) -> Option<Vec<usize>> {
+    let pieces = (layout(catalog).pieces)(name);
+    let tensor = catalog.find(&pieces.first()?.key).ok()?;
+    Some(tensor.shape.iter().map(|size| *size as usize).collect())
+}
+
+/// The token embedding has either of two names, or both; decoders are ignored. GGUF files have names of their own.
 pub fn layout(catalog: &Catalog) -> CheckpointLayout<'_> {
+    if catalog.find("enc.blk.0.attn_q.weight").is_ok() {
+        let place = |name: &str| vec![TensorPiece::whole(gguf_name(name))];
+        let ignores = |name: &str| !name.starts_with("enc.") && name != "token_embd.weight";
+        return CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) };
+    }
     let place = |name: &str| {
         let is_other = name == SHARED && catalog.find(SHARED).is_err();
         vec![TensorPiece::whole(if is_other { EMBEDDED } else { name })]
     };
     let ignores = |name: &str| {
-        [SHARED, EMBEDDED, "lm_head.weight"].contains(&name) || name.starts_with("decoder.")
+        [SHARED, EMBEDDED, "lm_head.weight", "spiece_model"].contains(&name)
+            || name.starts_with("decoder.")
     };
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
+}
+
+/// Taken: `gguf-py/gguf/tensor_mapping.py` of llama.cpp.
+const GGUF_LAYERS: [(&str, &str); 10] = [
+    ("0.SelfAttention.q", "attn_q"),
+    ("0.SelfAttention.k", "attn_k"),
+    ("0.SelfAttention.v", "attn_v"),
+    ("0.SelfAttention.o", "attn_o"),
+    ("0.SelfAttention.relative_attention_bias", "attn_rel_b"),
+    ("0.layer_norm", "attn_norm"),
+    ("1.layer_norm", "ffn_norm"),
+    ("1.DenseReluDense.wi_0", "ffn_gate"),
+    ("1.DenseReluDense.wi_1", "ffn_up"),
+    ("1.DenseReluDense.wo", "ffn_down"),
+];
+
+/// What GGUF calls a tensor.
+fn gguf_name(name: &str) -> String {
+    let inner = name.strip_prefix("encoder.block.").and_then(|name| name.split_once(".layer."));
+    let Some((index, layer)) = inner else {
+        let outer = if name == SHARED { "token_embd.weight" } else { "enc.output_norm.weight" };
+        return outer.into();
+    };
+    let layer = layer.strip_suffix(".weight").unwrap_or(layer);
+    let known = GGUF_LAYERS.iter().find(|(ours, _)| *ours == layer);
+    known.map_or_else(|| name.into(), |(_, theirs)| format!("enc.blk.{index}.{theirs}.weight"))
 }
 
 const SHARED: &str = "shared.weight";

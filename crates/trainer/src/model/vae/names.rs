@@ -6,12 +6,38 @@ use super::VaeConfig;
 use crate::model::files::{self, CheckpointLayout};
 use crate::model::tensor_piece::TensorPiece;
 
-const PREFIX: &str = "first_stage_model.";
+/// Prefixes in checkpoints that hold other models too: Stability's, and ComfyUI's of FLUX.
+const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];
 const MARK: &str = "decoder.mid.attn_1.q.weight";
 
 /// The prefix of the VAE's names in a file of the original layout; `None` if it is none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
-    files::prefix(catalog, PREFIX, MARK)
+    PREFIXES.iter().find_map(|prefix| files::prefix(catalog, prefix, MARK))
+}
+
+/// Infers the config of a file in the original layout from its shapes, and from `like` what they do not tell: groups of
+/// norms, scale and shift.
+pub fn infer(catalog: &Catalog, prefix: &str, like: &VaeConfig) -> Option<VaeConfig> {
+    let shape = |name: &str| {
+        let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;
+        Some(tensor.shape.iter().map(|size| *size as usize).collect::<Vec<_>>())
+    };
+    let rows = |name: &str| shape(name)?.first().copied();
+    let columns = |name: &str| shape(name)?.get(1).copied();
+    let level = |level: usize| rows(&format!("encoder.down.{level}.block.0.conv1.weight"));
+    let block =
+        |block: &usize| shape(&format!("encoder.down.0.block.{block}.conv1.weight")).is_some();
+    Some(VaeConfig {
+        in_channels: columns("encoder.conv_in.weight")?,
+        out_channels: rows("decoder.conv_out.weight")?,
+        block_out_channels: (0..).map_while(level).collect(),
+        layers_per_block: (0..).take_while(block).count(),
+        latent_channels: columns("decoder.conv_in.weight")?,
+        use_quant_conv: shape("quant_conv.weight").is_some(),
+        use_post_quant_conv: shape("post_quant_conv.weight").is_some(),
+        mid_block_add_attention: shape(MARK).is_some(),
+        ..like.clone()
+    })
 }
 
 /// The original layout; the encoder or the decoder is loaded at a time.

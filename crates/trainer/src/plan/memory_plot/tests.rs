@@ -10,6 +10,7 @@ use crate::config::{RawConfig, RunConfig};
 use crate::data::Bucket;
 use crate::event::PlannedPhase;
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::paths::PartPaths;
 use crate::model::recompute::Recompute;
 use crate::task::session::{BatchPosition, Session};
 use crate::task::traits::Task;
@@ -29,7 +30,7 @@ fn config(set: &[&str]) -> RunConfig {
 /// A step of the tiny model, and what the device counted.
 fn step(set: &[&str]) -> (MemoryRecording, Usage) {
     let config = config(set);
-    let pipeline = Pipeline::open(Path::new(PIPELINE), None).unwrap();
+    let pipeline = Pipeline::open(Path::new(PIPELINE), &PartPaths::default()).unwrap();
     let device = Device::meta(DeviceKind::cpu(2), usize::MAX / 2);
     let task = diffusion::DiffusionTask::new(&config, &pipeline).unwrap();
     let mut session = Session::new(&device, &task, &config, &|_| true).unwrap();

@@ -128,13 +128,14 @@ mod tests {
     use crate::cache::CacheRequest;
     use crate::config::{RawConfig, RunConfig};
     use crate::model::diffusion::Pipeline;
+    use crate::model::diffusion::paths::PartPaths;
 
     fn golden(path: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
     }
 
     fn pipeline() -> Pipeline {
-        Pipeline::open(&golden("sd3/pipeline"), None).unwrap()
+        Pipeline::open(&golden("sd3/pipeline"), &PartPaths::default()).unwrap()
     }
 
     fn job(folder: &Path, settings: &[&str]) -> RunConfig {

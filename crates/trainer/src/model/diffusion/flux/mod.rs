@@ -20,7 +20,8 @@ use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::scheduler::SigmaSpacing;
 use super::text::{
-    EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
+    TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -38,6 +39,8 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     pipelines: &["FluxPipeline"],
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
+    // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.
+    vae_files: &["ae.safetensors", "ae.sft"],
     encoders: &[CLIP, T5],
     max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
@@ -115,6 +118,7 @@ const CLIP: TextEncoderSpec = TextEncoderSpec {
     prompt_length: PromptLength::Positions(77),
     is_optional: false,
     adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
+    files: CLIP_L_FILES,
 };
 
 const T5: TextEncoderSpec = TextEncoderSpec {
@@ -126,6 +130,7 @@ const T5: TextEncoderSpec = TextEncoderSpec {
     is_optional: false,
     // kohya counts T5 as the third, as in SD3; `OneTrainer` as the second.
     adapter_names: EncoderNames { kohya: &["lora_te3", "lora_te2"], comfyui: "t5xxl" },
+    files: T5_FILES,
 };
 
 /// What `transformer/config.json` says.

@@ -88,6 +88,7 @@ mod tests {
     use super::*;
     use crate::model::adapter::name_matches;
     use crate::model::diffusion::Pipeline;
+    use crate::model::diffusion::paths::PartPaths;
 
     /// Counted by diffusers on the meta device.
     #[test]
@@ -97,7 +98,8 @@ mod tests {
             ("FLUX.1-Krea-dev", 11_901_408_320),
             ("FLUX.1-schnell", 11_891_178_560),
         ] {
-            let pipeline = Pipeline::open_or_published(Path::new(name), None).unwrap();
+            let pipeline =
+                Pipeline::open_or_published(Path::new(name), &PartPaths::default()).unwrap();
             let tensors = pipeline.transformer.config.tensor_specs().unwrap();
             let n: usize = tensors.iter().map(|want| want.shape.elements()).sum();
             assert_eq!(n, expected, "{name}");
@@ -109,7 +111,8 @@ mod tests {
     /// ai-toolkit 494.
     #[test]
     fn presets_of_targets_are_those_of_other_trainers() {
-        let model = Pipeline::open_or_published(Path::new("FLUX.1-dev"), None).unwrap();
+        let model =
+            Pipeline::open_or_published(Path::new("FLUX.1-dev"), &PartPaths::default()).unwrap();
         let config = &model.transformer.config;
         let tensors = config.tensor_specs().unwrap();
         let layers: Vec<&str> =

@@ -22,7 +22,8 @@ use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::scheduler::SigmaSpacing;
 use super::text::{
-    EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
+    TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -46,6 +47,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     ],
     transformer: "SD3Transformer2DModel",
     tensor_marker: "joint_blocks.0.x_block.",
+    vae_files: &["sd3_vae.safetensors"],
     encoders: &[
         CLIP_L,
         TextEncoderSpec {
@@ -53,6 +55,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             position: 2,
             tokenizer: "tokenizer_2",
             adapter_names: EncoderNames { kohya: &["lora_te2"], comfyui: "clip_g" },
+            files: &["clip_g.safetensors"],
             ..CLIP_L
         },
         TextEncoderSpec {
@@ -63,6 +66,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             prompt_length: PromptLength::Index(256),
             is_optional: true,
             adapter_names: EncoderNames { kohya: &["lora_te3"], comfyui: "t5xxl" },
+            files: T5_FILES,
         },
     ],
     max_sequence_length: 256,
@@ -120,6 +124,7 @@ const CLIP_L: TextEncoderSpec = TextEncoderSpec {
     prompt_length: PromptLength::Positions(77),
     is_optional: false,
     adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
+    files: CLIP_L_FILES,
 };
 
 /// Width of heads in all published models.

@@ -119,6 +119,7 @@ mod tests {
     use super::*;
     use crate::model::build::Precision;
     use crate::model::diffusion::Pipeline;
+    use crate::model::diffusion::paths::PartPaths;
 
     /// Tensors of the same shape, in all blocks that have them: `block.*.name [sizes]` to the
     /// indices of the blocks.
@@ -150,7 +151,8 @@ mod tests {
     }
 
     fn opened(name: &str) -> Pipeline {
-        Pipeline::open_or_published(&PathBuf::from("nowhere").join(name), None).unwrap()
+        Pipeline::open_or_published(&PathBuf::from("nowhere").join(name), &PartPaths::default())
+            .unwrap()
     }
 
     #[test]
@@ -213,7 +215,7 @@ mod tests {
     #[test]
     fn a_model_that_is_not_there_says_where_it_is() {
         let refused = |name: &str| {
-            let error = Pipeline::open(Path::new(name), None).err().unwrap();
+            let error = Pipeline::open(Path::new(name), &PartPaths::default()).err().unwrap();
             format!("{error}, {}", error.hint())
         };
         let said = refused("nowhere/stable-diffusion-3.5-large");

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Tape};
+use weights::Catalog;
 
 use super::token_source::TokenSource;
 use super::{EncodeCallbacks, EncodingOptions, T5Loading};
@@ -12,8 +13,9 @@ use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
-use crate::model::config::read_checked;
+use crate::model::config::{Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
+use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::blocks::BlockwiseT5;
 use crate::model::encoder::t5::{self, T5Encoder};
@@ -37,7 +39,18 @@ pub struct TextEncoderSpec {
     pub is_optional: bool,
     /// Its names in adapters of other programs.
     pub adapter_names: EncoderNames,
+    /// Names under which it is shared as one file, the best first.
+    pub files: &'static [&'static str],
 }
+
+/// Taken: the files of huggingface.co/comfyanonymous/flux_text_encoders.
+pub const CLIP_L_FILES: &[&str] = &["clip_l.safetensors"];
+/// The same of T5-XXL.
+pub const T5_FILES: &[&str] = &[
+    "t5xxl_fp16.safetensors",
+    "t5xxl_fp8_e4m3fn_scaled.safetensors",
+    "t5xxl_fp8_e4m3fn.safetensors",
+];
 
 /// The text encoders there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +113,18 @@ impl EncoderConfig {
         })
     }
 
+    /// By the shapes of its weights, and `like` for what they do not tell.
+    fn infer(catalog: &Catalog, like: &Self) -> Option<std::result::Result<Self, Unsupported>> {
+        match like {
+            Self::Clip(like) => {
+                clip::infer(catalog, like).map(|config| config.check().map(|()| Self::Clip(config)))
+            }
+            Self::T5(like) => {
+                t5::infer(catalog, like).map(|config| config.check().map(|()| Self::T5(config)))
+            }
+        }
+    }
+
     /// The widths of its output.
     pub fn widths(&self) -> EmbeddingWidths {
         match self {
@@ -139,14 +164,39 @@ impl TextEncoderSpec {
         self.component().folder()
     }
 
+    /// What its names begin with in ComfyUI's checkpoints of whole pipelines.
+    pub fn prefix(&self) -> String {
+        format!("text_encoders.{}.transformer.", self.adapter_names.comfyui)
+    }
+
     pub(super) fn component(&self) -> Component {
         Component::TextEncoder(self.position)
     }
 
-    /// Its weights and config, from a pipeline's folder.
-    pub(super) fn part(&self, pipeline: &Path) -> Result<PipelinePart<EncoderConfig>> {
+    /// Its weights and config; `like` is the config of published models.
+    pub(super) fn part(
+        &self,
+        source: PartSource,
+        like: &EncoderConfig,
+    ) -> Result<PipelinePart<EncoderConfig>> {
         let read = |path: &Path| EncoderConfig::read(self.kind, path);
-        PipelinePart::open(&pipeline.join(self.folder()), read)
+        let infer = |catalog: &Catalog| {
+            let (name, path) = (self.name, catalog.path.clone());
+            match EncoderConfig::infer(catalog, like) {
+                Some(Ok(config)) => Ok(config),
+                Some(Err(Unsupported(problem))) => Err(TrainerError::Config { problem, path }),
+                None => {
+                    let problem = format!("lacks tensors of {name}");
+                    Err(TrainerError::Folder { what: "text encoder", problem, path })
+                }
+            }
+        };
+        match source {
+            PartSource::Folder(folder) => PipelinePart::open(&folder, read),
+            PartSource::Weights(catalog, config) => {
+                PipelinePart::of_weights(catalog, config, read, infer)
+            }
+        }
     }
 
     /// The same on the meta device, without files.

@@ -12,19 +12,21 @@ use serde::Deserialize;
 use weights::{BytesDoneFn, WeightsError};
 
 pub use encoder::{
-    EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, TextEmbedding, TextEncoder,
-    TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, T5_FILES,
+    TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 
 use self::token_source::TokenSource;
 use super::condition::Condition;
 use super::denoiser::DenoiserConfig;
+use super::paths::{PartSearch, PartSource};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::AdapterFile;
 use crate::model::adapter::{AdaptedComponent, AdapterWeights, LoraWeights};
 use crate::model::build::Precision;
 use crate::model::config::{self, Unsupported};
 use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
+use crate::model::kind;
 
 /// The text encoders, open.
 pub struct TextEncoders {
@@ -64,7 +66,7 @@ pub enum T5Loading {
 pub const T5_NAME: &str = "t5";
 
 /// What `model_index.json` may say of prompts.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct PromptIndex {
     max_sequence_length: Option<usize>,
 }
@@ -98,13 +100,19 @@ impl EncodeCallbacks<'_> {
 }
 
 impl TextEncoders {
-    /// Opens those of a diffusers folder, for the transformer of `config`.
-    pub fn open(folder: &Path, config: &DenoiserConfig) -> Result<Self> {
+    /// Opens those that were found, in the family's order, for the transformer of `config`. `folder` has the tokenizers.
+    pub(super) fn open(
+        folder: &Path,
+        found: Vec<Option<PartSource>>,
+        config: &DenoiserConfig,
+    ) -> Result<Self> {
         let stated = StatedLengths::read(folder)?;
+        let family = config.family();
+        let published = (family.published_model().encoders)();
         let mut parts = Vec::new();
-        for spec in config.family().encoders {
-            let is_there = stated.has(folder, spec);
-            parts.push((*spec, if is_there { Some(spec.part(folder)?) } else { None }));
+        for ((spec, source), like) in family.encoders.iter().zip(found).zip(&published) {
+            let part = source.map(|source| spec.part(source, like)).transpose()?;
+            parts.push((*spec, part));
         }
         let positions = parts.iter().filter_map(|(_, part)| part.as_ref()?.config.positions());
         let most = positions.min();
@@ -274,6 +282,12 @@ impl TextEncoders {
     }
 }
 
+/// Whether a pipeline uses an encoder. One that sees nothing, or that a folder leaves out, is not loaded.
+pub(super) fn is_used(search: &PartSearch<'_>, spec: &TextEncoderSpec) -> bool {
+    let Some(folder) = &search.folder else { return !spec.is_optional };
+    StatedLengths::read(folder).map_or(!spec.is_optional, |stated| stated.has(folder, spec))
+}
+
 /// What a folder states about lengths.
 struct StatedLengths {
     /// By its first tokenizer.
@@ -284,9 +298,15 @@ struct StatedLengths {
 
 impl StatedLengths {
     fn read(folder: &Path) -> Result<Self> {
-        let PromptIndex { max_sequence_length: index } =
-            config::read(&folder.join("model_index.json"))?;
-        Ok(Self { first: PromptTokenizer::stated_length(&folder.join("tokenizer"))?, index })
+        let path = folder.join(kind::MODEL_INDEX);
+        // A folder with tokenizers alone has none.
+        let index = if path.exists() {
+            config::read::<PromptIndex>(&path)?
+        } else {
+            PromptIndex::default()
+        };
+        let first = PromptTokenizer::stated_length(&folder.join("tokenizer"))?;
+        Ok(Self { first, index: index.max_sequence_length })
     }
 
     /// Whether a folder has an encoder. One that sees nothing is not loaded either.
@@ -345,6 +365,7 @@ mod tests {
     use super::super::sd3;
     use super::*;
     use crate::model::diffusion::Pipeline;
+    use crate::model::diffusion::paths::PartPaths;
     use crate::model::encoder::t5::blocks::T5_TEXT_BATCH;
     use crate::sample::encoding::plan_encoding;
 
@@ -352,7 +373,7 @@ mod tests {
     #[test]
     fn t5_block_by_block_gives_the_same_bits() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
-        let encoders = Pipeline::open(&golden, None).unwrap().encoders;
+        let encoders = Pipeline::open(&golden, &PartPaths::default()).unwrap().encoders;
         let all: Vec<String> =
             (0..T5_TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
         let callbacks =
@@ -394,7 +415,7 @@ mod tests {
     #[test]
     fn t5_is_loaded_in_blocks_only_where_the_whole_does_not_fit() {
         let path = Path::new("stable-diffusion-3.5-medium");
-        let encoders = Pipeline::open_or_published(path, None).unwrap().encoders;
+        let encoders = Pipeline::open_or_published(path, &PartPaths::default()).unwrap().encoders;
         let precision = Precision::plain(Dtype::Bf16);
         let peak = |limit| {
             let planned =

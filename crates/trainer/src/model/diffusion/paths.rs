@@ -1,0 +1,329 @@
+//! Where the parts of a pipeline lie. A diffusers folder has all of them. A checkpoint file has the transformer, and
+//! perhaps more; for each other part the first of these counts:
+//!
+//! ```text
+//! the file that was named          --vae, --text-encoder
+//! the checkpoint itself            the VAE; the text encoders after the folder
+//! the folder with the rest         --rest: a diffusers folder, or one with tokenizers alone
+//! well-known names                 beside the checkpoint, and in the folders of ComfyUI next to its own
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use weights::Catalog;
+
+use super::family::DiffusionFamily;
+use super::text::{EncoderKind, TextEncoderSpec};
+use crate::error::{Result, TrainerError};
+use crate::model::encoder::{clip, t5};
+use crate::model::{kind, vae};
+
+/// What a user named besides the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartPaths {
+    /// A folder with what a checkpoint lacks.
+    pub rest: Option<PathBuf>,
+    /// A file or folder of the VAE.
+    pub vae: Option<PathBuf>,
+    /// Files of text encoders, in any order.
+    pub text_encoders: Vec<PathBuf>,
+}
+
+impl PartPaths {
+    /// A folder with all that a checkpoint lacks.
+    pub fn rest(folder: &Path) -> Self {
+        Self { rest: Some(folder.into()), ..Self::default() }
+    }
+
+    /// As flags of the command line, with each path as `shown`.
+    pub fn flags(&self, shown: impl Fn(&Path) -> String) -> Vec<String> {
+        let Self { rest, vae, text_encoders } = self;
+        let rest = rest.iter().map(|path| ("--rest", path));
+        let vae = vae.iter().map(|path| ("--vae", path));
+        let encoders = text_encoders.iter().map(|path| ("--text-encoder", path));
+        let all = rest.chain(vae).chain(encoders);
+        all.flat_map(|(flag, path)| [flag.to_owned(), shown(path)]).collect()
+    }
+}
+
+/// Where a part was found.
+pub(super) enum PartSource {
+    /// A folder with `config.json`, as diffusers saves it.
+    Folder(PathBuf),
+    /// Weights alone, and the config of the same part in the folder with the rest, if there is one.
+    Weights(Catalog, Option<PathBuf>),
+}
+
+/// The other parts of a pipeline, found.
+pub(super) struct FoundParts {
+    /// The VAE.
+    pub vae: PartSource,
+    /// Text encoders in the family's order; `None` for one that is left out.
+    pub encoders: Vec<Option<PartSource>>,
+    /// The folder with tokenizers.
+    pub tokenizers: PathBuf,
+}
+
+/// What is searched.
+pub(super) struct PartSearch<'a> {
+    path: &'a Path,
+    /// The checkpoint; none if the model is a folder.
+    pub checkpoint: Option<Catalog>,
+    /// The model's folder, or that with the rest.
+    pub folder: Option<PathBuf>,
+    named: &'a PartPaths,
+}
+
+/// ComfyUI's folders of VAEs and text encoders, next to those of checkpoints. The first is the checkpoint's own.
+const VAE_FOLDERS: [&str; 2] = [".", "../vae"];
+const ENCODER_FOLDERS: [&str; 3] = [".", "../text_encoders", "../clip"];
+
+impl<'a> PartSearch<'a> {
+    /// For the model at `path`.
+    pub fn new(path: &'a Path, named: &'a PartPaths) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(Self { path, checkpoint: None, folder: Some(path.into()), named });
+        }
+        let own = path.parent().filter(|folder| folder.join(TOKENIZER).is_dir());
+        let folder = named.rest.as_deref().or(own).map(Path::to_owned);
+        Ok(Self { path, checkpoint: Some(Catalog::open(path)?), folder, named })
+    }
+
+    /// The family: by `model_index.json` of the folder, else by the names of the checkpoint's tensors.
+    pub fn family(&self) -> Result<&'static DiffusionFamily> {
+        let of_folder = |folder: &PathBuf| {
+            let has_index = folder.join(kind::MODEL_INDEX).exists();
+            has_index || self.checkpoint.is_none() || !folder.join(TOKENIZER).is_dir()
+        };
+        if let Some(folder) = self.folder.as_ref().filter(|folder| of_folder(folder)) {
+            return super::family_of(folder);
+        }
+        let found = self.checkpoint.as_ref().and_then(kind::family_of_checkpoint);
+        found.ok_or_else(|| {
+            let problem = "holds no transformer that hearth knows in the original layout".into();
+            TrainerError::Folder { what: "checkpoint", problem, path: self.path.into() }
+        })
+    }
+
+    /// Finds all parts; the error names all that are missing.
+    pub fn find(&self, family: &DiffusionFamily, has: HasEncoderFn<'_>) -> Result<FoundParts> {
+        let mut missing = Vec::new();
+        let vae = self.vae(family)?;
+        if vae.is_none() {
+            missing.push(lacking("a VAE", family.vae_files, &VAE_FOLDERS));
+        }
+        let mut encoders = self.named_encoders(family)?;
+        for (spec, named) in family.encoders.iter().zip(&mut encoders) {
+            let is_wanted = has(spec) || named.is_some();
+            let found = if named.is_none() && is_wanted { self.encoder(spec)? } else { None };
+            *named = named.take().or(found);
+            if named.is_none() && (is_wanted || !spec.is_optional) {
+                let what = format!("the text encoder {}", spec.name);
+                missing.push(lacking(&what, spec.files, &ENCODER_FOLDERS));
+            }
+        }
+        let is_there = |spec: &TextEncoderSpec, folder: &Path| folder.join(spec.tokenizer).is_dir();
+        let wanted = || family.encoders.iter().zip(&encoders).filter(|(_, found)| found.is_some());
+        let tokenizers = self.folder.as_ref().filter(|folder| {
+            self.checkpoint.is_none() || wanted().all(|(spec, _)| is_there(spec, folder))
+        });
+        if tokenizers.is_none() {
+            let names: Vec<&str> = family.encoders.iter().map(|spec| spec.tokenizer).collect();
+            missing.push(format!("a folder with {} (--rest)", names.join("/, ") + "/"));
+        }
+        match (vae, tokenizers) {
+            (Some(vae), Some(folder)) if missing.is_empty() => {
+                Ok(FoundParts { vae, encoders, tokenizers: folder.clone() })
+            }
+            _ => Err(TrainerError::MissingParts { missing, path: self.path.into() }),
+        }
+    }
+
+    fn vae(&self, family: &DiffusionFamily) -> Result<Option<PartSource>> {
+        if let Some(path) = &self.named.vae {
+            return self.named(path, VAE).map(Some);
+        }
+        if let Some(checkpoint) = &self.checkpoint
+            && let Some(prefix) = vae::names::prefix(checkpoint)
+        {
+            return Ok(Some(PartSource::Weights(checkpoint.only(prefix), self.config(VAE))));
+        }
+        Ok(self.in_folder(VAE).or(self.beside(family.vae_files, &VAE_FOLDERS, VAE)?))
+    }
+
+    fn encoder(&self, spec: &TextEncoderSpec) -> Result<Option<PartSource>> {
+        let folder = spec.folder();
+        if let Some(found) = self.in_folder(&folder) {
+            return Ok(Some(found));
+        }
+        let own = self.checkpoint.as_ref().map(|checkpoint| checkpoint.under(&spec.prefix()));
+        if let Some(own) = own.filter(|own| kind_of(own) == Some(spec.kind)) {
+            return Ok(Some(PartSource::Weights(own, self.config(&folder))));
+        }
+        self.beside(spec.files, &ENCODER_FOLDERS, &folder)
+    }
+
+    /// The text encoders that were named: those of a kind are in the family's order.
+    fn named_encoders(&self, family: &DiffusionFamily) -> Result<Vec<Option<PartSource>>> {
+        let mut found: Vec<Option<PartSource>> = family.encoders.iter().map(|_| None).collect();
+        for path in &self.named.text_encoders {
+            let source = |spec: &TextEncoderSpec| self.named(path, &spec.folder());
+            let kind = if path.is_dir() {
+                None
+            } else {
+                let kind = kind_of(&Catalog::open(path)?);
+                Some(kind.ok_or_else(|| no_encoder(path, "holds no CLIP or T5 text encoder"))?)
+            };
+            let fits = |spec: &TextEncoderSpec| kind.is_none_or(|kind| kind == spec.kind);
+            let mut slots = family.encoders.iter().zip(&mut found);
+            let free = slots.find(|(spec, found)| found.is_none() && fits(spec));
+            let (spec, slot) = free.ok_or_else(|| {
+                no_encoder(path, &format!("is one more than {} model has", family.title))
+            })?;
+            *slot = Some(source(spec)?);
+        }
+        Ok(found)
+    }
+
+    /// A file or folder that was named, for the part that `folder` would have.
+    fn named(&self, path: &Path, folder: &str) -> Result<PartSource> {
+        if path.is_dir() {
+            return Ok(PartSource::Folder(path.into()));
+        }
+        Ok(PartSource::Weights(Catalog::open(path)?, self.config(folder)))
+    }
+
+    /// The config of a part in the folder with the rest.
+    fn config(&self, part: &str) -> Option<PathBuf> {
+        let config = self.folder.as_ref()?.join(part).join("config.json");
+        config.exists().then_some(config)
+    }
+
+    /// A part of the folder. One without weights counts only if there is no checkpoint: people keep configs and
+    /// tokenizers, and have the weights elsewhere.
+    fn in_folder(&self, part: &str) -> Option<PartSource> {
+        let folder = self.folder.as_ref()?.join(part);
+        let is_whole = self.checkpoint.is_none() || Catalog::open(&folder).is_ok();
+        (is_whole && folder.join("config.json").exists()).then_some(PartSource::Folder(folder))
+    }
+
+    /// A file of a well-known name, in the folders where ComfyUI has it.
+    fn beside(&self, names: &[&str], folders: &[&str], part: &str) -> Result<Option<PartSource>> {
+        let beside = self.path.parent().unwrap_or(Path::new(""));
+        let paths = folders.iter().flat_map(|folder| names.iter().map(move |name| (folder, name)));
+        let mut paths = paths.map(|(folder, name)| beside.join(folder).join(name));
+        let found = paths.find(|path| self.checkpoint.is_some() && path.is_file());
+        found.map(|path| self.named(&path, part)).transpose()
+    }
+}
+
+/// Whether a pipeline uses a text encoder.
+pub(super) type HasEncoderFn<'a> = &'a dyn Fn(&TextEncoderSpec) -> bool;
+
+/// The folder of the VAE, and that of the first tokenizer, in a diffusers folder.
+const VAE: &str = "vae";
+const TOKENIZER: &str = "tokenizer";
+
+/// The kind of text encoder that a file holds.
+fn kind_of(catalog: &Catalog) -> Option<EncoderKind> {
+    if t5::is_t5(catalog) {
+        return Some(EncoderKind::T5);
+    }
+    clip::is_clip(catalog).then_some(EncoderKind::Clip)
+}
+
+fn lacking(what: &str, names: &[&str], folders: &[&str]) -> String {
+    format!("{what} ({} in {})", names.join(", "), folders.join(", "))
+}
+
+fn no_encoder(path: &Path, problem: &str) -> TrainerError {
+    let problem = problem.to_owned();
+    TrainerError::Folder { what: "text encoder", problem, path: path.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use weights::FileDtype;
+
+    use super::*;
+    use crate::model::build::{TensorSpec, tensor_specs};
+    use crate::model::diffusion::flux;
+    use crate::model::diffusion::text::EncoderConfig;
+    use crate::model::encoder::clip::ClipTextModel;
+    use crate::model::encoder::t5::T5Encoder;
+    use crate::model::vae::{VaeDecoder, VaeEncoder};
+
+    /// A file with these tensors, by other names.
+    fn file(specs: &[TensorSpec], name: impl Fn(&str) -> String) -> Catalog {
+        let sizes = |spec: &TensorSpec| spec.shape.sizes().iter().map(|n| *n as u64).collect();
+        let tensors = specs.iter().map(|spec| (name(&spec.name), sizes(spec)));
+        Catalog::meta(Path::new("file"), FileDtype::F16, tensors)
+    }
+
+    fn piece_names(layout: &crate::model::files::CheckpointLayout<'_>, name: &str) -> String {
+        (layout.pieces)(name)[0].key.clone()
+    }
+
+    /// Of files of the published sizes; what shapes do not tell comes from another config of the family.
+    #[test]
+    fn configs_are_inferred_from_the_shapes_of_published_files() {
+        let published = flux::FAMILY.published_model();
+        let config = (published.vae)();
+        let mut specs = tensor_specs(|build| VaeEncoder::new(&config, build)).unwrap();
+        specs.extend(tensor_specs(|build| VaeDecoder::new(&config, build)).unwrap());
+        let original = vae::names::original(&config, "vae.");
+        let catalog = file(&specs, |name| piece_names(&original, name));
+        let mut like = config.clone();
+        (like.block_out_channels, like.layers_per_block) = (vec![32], 9);
+        like.latent_channels = 4;
+        assert_eq!(vae::names::prefix(&catalog), Some("vae."));
+        assert_eq!(vae::names::infer(&catalog, "vae.", &like), Some(config));
+        for config in (published.encoders)() {
+            match &config {
+                EncoderConfig::Clip(config) => {
+                    let specs = tensor_specs(|build| ClipTextModel::new(config, build)).unwrap();
+                    let catalog = file(&specs, str::to_owned);
+                    assert_eq!(kind_of(&catalog), Some(EncoderKind::Clip));
+                    let mut like = config.clone();
+                    (like.hidden_size, like.num_attention_heads) = (128, 2);
+                    (like.vocab_size, like.num_hidden_layers) = (5, 1);
+                    assert_eq!(clip::infer(&catalog, &like), Some(config.clone()));
+                }
+                EncoderConfig::T5(config) => {
+                    let specs = tensor_specs(|build| T5Encoder::new(config, build)).unwrap();
+                    let catalog = file(&specs, str::to_owned);
+                    assert_eq!(kind_of(&catalog), Some(EncoderKind::T5));
+                    let mut like = config.clone();
+                    (like.d_kv, like.num_heads, like.d_ff, like.num_layers) = (1, 1, 1, 1);
+                    assert_eq!(t5::infer(&catalog, &like), Some(config.clone()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn variants_have_their_published_settings() {
+        let shift = |name: &str| {
+            let (_, model) = super::super::PublishedPipeline::by_path(Path::new(name)).unwrap();
+            let family = (model.config)().family();
+            let sigmas = (family.published_model().schedule)().sigmas(4096, 4);
+            (family.title, sigmas[1])
+        };
+        let (dev, shifted) = shift("FLUX.1-dev");
+        let (schnell, plain) = shift("FLUX.1-schnell");
+        assert_eq!((dev, schnell), ("a FLUX.1", "a FLUX.1 schnell"));
+        assert!(shifted > 0.9 && (plain - 0.75).abs() < 1e-6, "{shifted} {plain}");
+    }
+
+    #[test]
+    fn named_parts_are_typed_again_as_flags() {
+        let parts = PartPaths {
+            rest: Some("a".into()),
+            vae: Some("b".into()),
+            text_encoders: vec!["c".into(), "d".into()],
+        };
+        let flags = parts.flags(|path| path.display().to_string()).join(" ");
+        assert_eq!(flags, "--rest a --vae b --text-encoder c --text-encoder d");
+        assert!(PartPaths::default().flags(|_| String::new()).is_empty());
+    }
+}
