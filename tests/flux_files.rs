@@ -6,10 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
+use trainer::model::build::{TensorSpec, tensor_specs};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::paths::PartPaths;
+use trainer::model::encoder::clip::{ClipConfig, ClipTextModel};
+use trainer::model::encoder::t5::{T5Config, T5Encoder};
+use trainer::model::files::CheckpointLayout;
+use trainer::model::tensor_piece::stored_rows;
+use trainer::model::vae::{self, VaeConfig, VaeDecoder, VaeEncoder};
 use weights::gguf::write::{GgufFormat, GgufTensor, GgufValue};
 
 use crate::flux::{Reference, VARIANTS, folder};
@@ -207,6 +213,66 @@ fn separate_files_gguf_and_whole_checkpoints_give_the_images_of_the_folder() {
             check("image", &reference.recorded, &images);
             assert!(images == expected, "{variant} {}", path.display());
         }
+    }
+}
+
+/// A file with these tensors and no data: the disk holds nothing of what was never written.
+fn write_sparse(path: &Path, specs: &[TensorSpec], layout: &CheckpointLayout<'_>) {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for spec in specs {
+        let (pieces, sizes) = ((layout.pieces)(&spec.name), spec.shape.sizes());
+        let rows = stored_rows(&pieces, sizes[0]).unwrap();
+        if header.contains_key(&pieces[0].key) {
+            continue;
+        }
+        let shape = [&[rows], &sizes[1..]].concat();
+        let start = end;
+        end += 2 * (spec.shape.elements() / sizes[0] * rows);
+        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]});
+        header.insert(pieces[0].key.clone(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(8 + header.len() as u64 + end as u64).unwrap();
+}
+
+/// No config lies anywhere: all of them are inferred, and are those of the published folder.
+#[test]
+fn files_of_the_published_sizes_open_with_tokenizers_alone() {
+    let place = TempDir::new().unwrap();
+    let at = |path: &str| place.path().join(path);
+    let nothing = PartPaths::default();
+    let plain = CheckpointLayout::identity();
+    let config = VaeConfig::published(0.1159, 0.3611);
+    let mut specs = tensor_specs(|build| VaeEncoder::new(&config, build)).unwrap();
+    specs.extend(tensor_specs(|build| VaeDecoder::new(&config, build)).unwrap());
+    write_sparse(&at("vae/ae.safetensors"), &specs, &vae::names::original(&config, ""));
+    let clip = ClipConfig::published()[0].clone().without_projection();
+    let specs = tensor_specs(|build| ClipTextModel::new(&clip, build)).unwrap();
+    write_sparse(&at("clip/clip_l.safetensors"), &specs, &plain);
+    let specs = tensor_specs(|build| T5Encoder::new(&T5Config::xxl(), build)).unwrap();
+    write_sparse(&at("clip/t5xxl_fp8_e4m3fn.safetensors"), &specs, &plain);
+    rest("dev", &at("tokenizers"));
+    for part in ["transformer", "vae", "text_encoder", "text_encoder_2"] {
+        fs::remove_dir_all(at("tokenizers").join(part)).unwrap();
+    }
+    for name in ["FLUX.1-dev", "FLUX.1-schnell"] {
+        let expected = Pipeline::open_or_published(Path::new(name), &nothing).unwrap();
+        let config = &expected.transformer.config;
+        let path = at(&format!("unet/{name}.safetensors"));
+        write_sparse(&path, &config.tensor_specs().unwrap(), &config.original(""));
+        let got = Pipeline::open(&path, &PartPaths::rest(&at("tokenizers"))).unwrap();
+        let settings = format!("{:?}", got.transformer.config);
+        let settings = settings.replace("out_channels: Some(64)", "out_channels: None");
+        assert_eq!(settings, format!("{config:?}"));
+        assert_eq!(got.vae.statistics(), expected.vae.statistics());
+        assert_eq!(got.latent_shape([1024, 768]), expected.latent_shape([1024, 768]));
+        let lengths = |pipeline: &Pipeline| pipeline.encoders.lengths().last();
+        assert_eq!(lengths(&got), lengths(&expected));
+        assert_eq!(got.schedule.sigmas(4096, 28), expected.schedule.sigmas(4096, 28));
     }
 }
 
