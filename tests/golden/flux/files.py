@@ -34,14 +34,14 @@ FP8 = dict(layers=1, singles=2, heads=2, head=16, axes=[4, 4, 8], joint=24, pool
 # Of 32 values; the package quantises to these.
 SMALL = [TYPE.Q8_0, TYPE.Q4_0, TYPE.Q4_1, TYPE.Q5_0, TYPE.Q5_1]
 # Of 256 values, with the places of their scales; the package only reads these, so they are random bytes.
-LARGE = [(TYPE.Q4_K, [0, 2]), (TYPE.Q5_K, [0, 2]), (TYPE.Q6_K, [208])]
+LARGE = [(TYPE.Q4_K, [0, 2]), (TYPE.Q5_K, [0, 2]), (TYPE.Q6_K, [208]), (TYPE.Q2_K, [80, 82]), (TYPE.Q3_K, [108])]
 
 
 def random_blocks(random, kind, scales_at, shape):
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (shape[0] * shape[1] // values, size), dtype=np.uint8)
     for at in scales_at:
-        spread = 5e-5 if kind == TYPE.Q6_K else 2e-4
+        spread = {TYPE.Q6_K: 5e-5, TYPE.Q2_K: 3e-3, TYPE.Q3_K: 1e-3}.get(kind, 2e-4)
         blocks[:, at:at + 2] = random.normal(0, spread, len(blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
     return blocks.reshape(shape[0], -1)
 

@@ -19,6 +19,8 @@ pub fn dequantise(format: GgufBlockFormat, blocks: &[u8], out: &mut [f32]) {
         GgufBlockFormat::Q5_0 => each(blocks, out, q5_0),
         GgufBlockFormat::Q5_1 => each(blocks, out, q5_1),
         GgufBlockFormat::Q8_0 => each(blocks, out, q8_0),
+        GgufBlockFormat::Q2K => each(blocks, out, q2_k),
+        GgufBlockFormat::Q3K => each(blocks, out, q3_k),
         GgufBlockFormat::Q4K => each(blocks, out, q4_k),
         GgufBlockFormat::Q5K => each(blocks, out, q5_k),
         GgufBlockFormat::Q6K => each(blocks, out, q6_k),
@@ -79,6 +81,43 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     for (out, integer) in out.iter_mut().zip(&block[2..]) {
         *out = scale * f32::from(integer.cast_signed());
     }
+}
+
+/// `16 bytes of a 4-bit scale and a 4-bit offset | 64 bytes of four 2-bit integers | scale f16 | scale of the offsets
+/// f16`: sixteen sub-blocks of scale × integer − offset. Each half of the block has 32 bytes, in which bits 2n and
+/// 2n + 1 are its n-th run of 32 values.
+fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
+    let (scale, offset) = (half_at(block, 80), half_at(block, 82));
+    for (at, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let of_scale = scale * f32::from(nibble(block[at], 0));
+        let of_offset = offset * f32::from(nibble(block[at], 1));
+        for (out, integer) in out.iter_mut().zip(two_bits(&block[16..80], at)) {
+            *out = of_scale * f32::from(integer) - of_offset;
+        }
+    }
+}
+
+/// `32 bytes of third bits | 64 bytes of four lower 2 bits | 12 bytes of sub-block scales of 6 bits | scale f16`:
+/// sixteen sub-blocks of scale × integer, four less where the third bit is 0. Bit n of the 32 bytes is that of the
+/// n-th run of 32 values.
+fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
+    let (scale, scales) = (half_at(block, 108), &block[96..108]);
+    for (at, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let upper = (scales[8 + at % 4] >> (at / 4 * 2)) & 3;
+        let sub_scale = (nibble(scales[at % 8], at / 8) | upper << 4).cast_signed() - 32;
+        let sub_scale = scale * f32::from(sub_scale);
+        let third = &block[at % 2 * 16..];
+        for ((out, integer), third) in out.iter_mut().zip(two_bits(&block[32..96], at)).zip(third) {
+            let lower = if (third >> (at / 2)) & 1 == 0 { 4 } else { 0 };
+            *out = sub_scale * f32::from(integer.cast_signed() - lower);
+        }
+    }
+}
+
+/// The 16 integers of sub-block `at` of [`q2_k`] and [`q3_k`].
+fn two_bits(packed: &[u8], at: usize) -> [u8; 16] {
+    let (half, run, side) = (at / 8, at % 8 / 2, at % 2);
+    std::array::from_fn(|i| (packed[half * 32 + side * 16 + i] >> (run * 2)) & 3)
 }
 
 /// `scale f16 | scale of the offsets f16 | 12 bytes of sub-block scales and offsets | 128 bytes of

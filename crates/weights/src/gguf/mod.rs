@@ -747,7 +747,7 @@ mod tests {
 
     #[test]
     fn types_hearth_does_not_read() {
-        for (kind, name) in [(10, "Q2_K"), (39, "MXFP4"), (4711, "4711")] {
+        for (kind, name) in [(15, "Q8_K"), (39, "MXFP4"), (4711, "4711")] {
             let bytes = Forged::default().tensor("a", &[256], kind, 0).data(256).bytes();
             refused(&bytes, "Unsupported", &format!("tensor a is of type {name}, "));
         }
