@@ -316,6 +316,11 @@ fn all_missing_parts_are_named_with_the_files_that_were_looked_for() {
     let ours = folder("schnell").join("transformer/diffusion_pytorch_model.safetensors");
     let files = ["--vae", text(&ours), "--text-encoder", encoder];
     says(&[&base[..], &files].concat(), &["clip-l (clip_l.safetensors"]);
+    let clip = place.path().join("clip.safetensors");
+    write(&clip, &parts.clip);
+    let files = ["--vae", text(&ours), "--text-encoder", encoder, "--text-encoder", text(&clip)];
+    fs::remove_dir_all(rest.join("vae")).unwrap();
+    says(&[&base[..], &files].concat(), &["no VAE in the original layout in", "ae.safetensors"]);
 }
 
 /// Adapters, plans and runs on separate files, by the keys of a job and by flags.

@@ -586,9 +586,9 @@ mod tests {
     /// From the middle of a row on, over pieces and chunks that end inside of rows.
     #[test]
     fn values_are_multiplied_by_the_scale_of_their_row() {
+        const WIDTH: usize = 1_500_001;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        const WIDTH: usize = 1_500_001;
         let bytes: Vec<u8> = (0..3 * WIDTH).map(|i| (i % 120) as u8).collect();
         let shape = vec![3, WIDTH];
         let dtype = safetensors::Dtype::F8_E4M3;

@@ -191,7 +191,7 @@ fn hearth(facts: &ModelCard, file: &Path) -> String {
         prompt: facts.prompt(),
         options: &facts.sample_options,
     };
-    let parts: String = parts.iter().map(|word| format!(" {}", shell(word))).collect();
+    let parts = parts.iter().fold(String::new(), |line, word| line + " " + &shell(word));
     format!(
         "### hearth\n\n```sh\n{}\n# for another program:\n\
          hearth export {} --base {}{parts} --out for-others\n```\n\n",

@@ -166,7 +166,7 @@ fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
             return Err(refused(format!("{key}, stored as {}, of {file}", tensor.encoding)));
         }
         if let Some(scale) = scaled_fp8::scale_of(part.catalog, tensor)? {
-            return Err(refused(format!("{key}, stored with {},", scale.name)));
+            return Err(refused(format!("{key}, stored with {}", scale.name)));
         }
     }
     Ok(())

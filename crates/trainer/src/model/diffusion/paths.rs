@@ -10,13 +10,13 @@
 
 use std::path::{Path, PathBuf};
 
-use weights::Catalog;
+use weights::{Catalog, WeightsError};
 
 use super::family::DiffusionFamily;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
 use crate::model::encoder::{clip, t5};
-use crate::model::{kind, vae};
+use crate::model::{component, kind, vae};
 
 /// What a user named besides the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -203,8 +203,13 @@ impl<'a> PartSearch<'a> {
     /// tokenizers, and have the weights elsewhere.
     fn in_folder(&self, part: &str) -> Option<PartSource> {
         let folder = self.folder.as_ref()?.join(part);
-        let is_whole = self.checkpoint.is_none() || Catalog::open(&folder).is_ok();
-        (is_whole && folder.join("config.json").exists()).then_some(PartSource::Folder(folder))
+        let has_weights = || {
+            let found = component::weights(&folder);
+            !matches!(found, Err(TrainerError::Weights(WeightsError::NoModel { .. })))
+        };
+        let is_whole =
+            folder.join("config.json").exists() && (self.checkpoint.is_none() || has_weights());
+        is_whole.then_some(PartSource::Folder(folder))
     }
 
     /// A file of a well-known name, in the folders where ComfyUI has it.
@@ -237,8 +242,10 @@ fn lacking(what: &str, names: &[&str], folders: &[&str]) -> String {
 }
 
 fn no_encoder(path: &Path, problem: &str) -> TrainerError {
-    let problem = problem.to_owned();
-    TrainerError::Folder { what: "text encoder", problem, path: path.into() }
+    TrainerError::Request {
+        problem: format!("text encoder {} {problem}", path.display()),
+        hint: "FLUX.1 has two, such as clip_l.safetensors and t5xxl_fp16.safetensors; give each once, in any order",
+    }
 }
 
 #[cfg(test)]

@@ -113,8 +113,9 @@ impl Vae {
             let path = catalog.path.clone();
             let found = original.and_then(|prefix| kl::names::infer(catalog, prefix, like));
             let Some(config) = found else {
-                let problem = "holds no VAE in the original layout".into();
-                return Err(TrainerError::Folder { what: "file", problem, path });
+                let problem = format!("no VAE in the original layout in {}", path.display());
+                let hint = "give ae.safetensors, or the folder vae of a diffusers model";
+                return Err(TrainerError::Request { problem, hint });
             };
             let problem = |Unsupported(problem)| TrainerError::Config { problem, path };
             config.check().map(|()| config).map_err(problem)

@@ -148,7 +148,7 @@ pub fn infer(catalog: &Catalog, like: &ClipConfig) -> Option<ClipConfig> {
         vocab_size,
         hidden_size,
         intermediate_size: *shape("encoder.layers.0.mlp.fc1.weight")?.first()?,
-        num_hidden_layers: (0..).take_while(layer).count(),
+        num_hidden_layers: (0..catalog.tensors.len()).take_while(layer).count(),
         num_attention_heads: hidden_size / head_dim.max(1),
         max_position_embeddings: *shape("embeddings.position_embedding.weight")?.first()?,
         projection_dim: projected.and_then(|sizes| sizes.first().copied()).unwrap_or(hidden_size),

@@ -122,12 +122,13 @@ pub fn infer(catalog: &Catalog, like: &T5Config) -> Option<T5Config> {
         return None;
     };
     let queries = *block(0, "0.SelfAttention.q")?.first()?;
+    let is_there = |index: &usize| block(*index, "0.SelfAttention.q").is_some();
     Some(T5Config {
         vocab_size,
         d_model,
         d_kv: queries / num_heads.max(1),
         d_ff: *block(0, "1.DenseReluDense.wi_0")?.first()?,
-        num_layers: (0..).take_while(|index| block(*index, "0.SelfAttention.q").is_some()).count(),
+        num_layers: (0..catalog.tensors.len()).take_while(is_there).count(),
         num_heads,
         relative_attention_num_buckets,
         ..like.clone()

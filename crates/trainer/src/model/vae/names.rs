@@ -31,7 +31,7 @@ pub fn infer(catalog: &Catalog, prefix: &str, like: &VaeConfig) -> Option<VaeCon
         in_channels: columns("encoder.conv_in.weight")?,
         out_channels: rows("decoder.conv_out.weight")?,
         block_out_channels: (0..).map_while(level).collect(),
-        layers_per_block: (0..).take_while(block).count(),
+        layers_per_block: (0..catalog.tensors.len()).take_while(block).count(),
         latent_channels: columns("decoder.conv_in.weight")?,
         use_quant_conv: shape("quant_conv.weight").is_some(),
         use_post_quant_conv: shape("post_quant_conv.weight").is_some(),

@@ -43,7 +43,7 @@ pub struct TextEncoderSpec {
     pub files: &'static [&'static str],
 }
 
-/// Taken: the files of huggingface.co/comfyanonymous/flux_text_encoders.
+/// Taken: the files of `huggingface.co/comfyanonymous/flux_text_encoders`.
 pub const CLIP_L_FILES: &[&str] = &["clip_l.safetensors"];
 /// The same of T5-XXL.
 pub const T5_FILES: &[&str] = &[
@@ -186,8 +186,9 @@ impl TextEncoderSpec {
                 Some(Ok(config)) => Ok(config),
                 Some(Err(Unsupported(problem))) => Err(TrainerError::Config { problem, path }),
                 None => {
-                    let problem = format!("lacks tensors of {name}");
-                    Err(TrainerError::Folder { what: "text encoder", problem, path })
+                    let problem =
+                        format!("text encoder {} lacks tensors of {name}", path.display());
+                    Err(TrainerError::Request { problem, hint: "download the file again" })
                 }
             }
         };
