@@ -79,7 +79,7 @@ impl Reference {
         self.settings[key].as_f64().unwrap()
     }
 
-    fn size(&self, value: &Value) -> [usize; 2] {
+    fn size(value: &Value) -> [usize; 2] {
         [0, 1].map(|index| value[index].as_u64().unwrap() as usize)
     }
 
@@ -101,7 +101,7 @@ impl Reference {
         let request = ImageRequest {
             prompts: self.prompts(),
             negative: self.settings["negative"].as_str().unwrap().to_owned(),
-            size: self.size(&self.settings["size"]),
+            size: Self::size(&self.settings["size"]),
             steps: self.number("steps") as usize,
             guidance: GuidanceScales {
                 guidance: self.number("guidance") as f32,
@@ -138,7 +138,7 @@ fn sigmas_are_those_of_the_reference_at_every_size() {
     for variant in VARIANTS {
         let reference = Reference::open(variant);
         for size in reference.settings["sizes"].as_array().unwrap() {
-            let [width, height] = reference.size(size);
+            let [width, height] = Reference::size(size);
             let tokens = reference.pipeline.image_tokens([width, height]);
             let sigmas = reference.pipeline.schedule.sigmas(tokens, 28);
             check(&format!("sigmas.{width}x{height}"), &reference.recorded, &sigmas);
@@ -156,7 +156,7 @@ fn every_step_of_the_sampler_is_that_of_the_reference() {
         let plain = Precision::plain(Dtype::F32);
         let model = pipeline.load_denoiser(device, plain, &mut adapters, &|_| true).unwrap();
         let prompts = reference.encode();
-        let size = reference.size(&reference.settings["size"]);
+        let size = Reference::size(&reference.settings["size"]);
         let shape = pipeline.latent_shape(size).batch(prompts.len());
         let steps = reference.number("steps") as usize;
         let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size), steps);

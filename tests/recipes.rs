@@ -103,7 +103,7 @@ fn machines() -> Vec<(PathBuf, usize)> {
 /// The share of a GPU's own memory that a recipe may take: a display has the rest.
 const GPU_SHARE: f64 = 0.92;
 
-/// Bytes a second from main memory to the GPU: what PCIe 4 gives with eight lanes.
+/// Bytes a second from main memory to the GPU: what `PCIe` 4 gives with eight lanes.
 const PCIE: f64 = 12e9;
 
 /// That a recipe fits its size on the CPU, and on the GPU of a Mac of that size, whose largest buffer
