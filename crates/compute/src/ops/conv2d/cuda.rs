@@ -7,6 +7,15 @@ use crate::ops::Activation;
 
 const KERNELS: CudaSource = CudaSource { name: "conv2d", text: include_str!("kernel.cu") };
 
+/// Rows of blocks that a GPU can have.
+const MAX_BLOCK_ROWS: usize = 65535;
+
+/// A thread for each pixel, in every row or, of very many rows, in turn.
+fn grid(rows: usize, pixels: usize) -> LaunchConfig {
+    let across = LaunchConfig::per_element(pixels);
+    LaunchConfig { blocks: [across.blocks[0], rows.min(MAX_BLOCK_ROWS) as u32, 1], ..across }
+}
+
 /// Copies what windows see (im2col): a row for each number of the kernel, a column for each pixel.
 pub fn im2col(
     cuda: &CudaBackend,
@@ -17,11 +26,11 @@ pub fn im2col(
 ) {
     let ([_, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
     let ([top, left], [_, across]) = (window.corner, window.result);
-    let (n, pixels) = (columns.shape().elements(), columns.shape().width());
+    let (rows, pixels) = (columns.shape().rows(), columns.shape().width());
     let arguments = arguments![
         image,
         columns,
-        n,
+        rows,
         pixels,
         first_pixel,
         height,
@@ -34,7 +43,7 @@ pub fn im2col(
         across,
     ];
     let variant = CudaVariant::of(&[image.dtype()]);
-    cuda.launch(&KERNELS, "im2col", variant, LaunchConfig::per_element(n), &arguments);
+    cuda.launch(&KERNELS, "im2col", variant, grid(rows, pixels), &arguments);
 }
 
 /// Puts a strip's sums into their place.
@@ -47,7 +56,7 @@ pub fn finish(
     y: &mut Tensor,
 ) {
     let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
-    let (n, pixels) = (sums.shape().elements(), sums.shape().width());
+    let (channels, pixels) = (sums.shape().rows(), sums.shape().width());
     let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
     let variant = CudaVariant::of(&[y.dtype()]);
     y.with_range_mut(strip.sample..strip.sample + 1, |y| {
@@ -55,13 +64,13 @@ pub fn finish(
             sums,
             bias,
             y,
-            n,
+            channels,
             pixels,
             first_pixel,
             first_channel,
             height * width,
             activation.code(),
         ];
-        cuda.launch(&KERNELS, "finish", variant, LaunchConfig::per_element(n), &arguments);
+        cuda.launch(&KERNELS, "finish", variant, grid(channels, pixels), &arguments);
     });
 }

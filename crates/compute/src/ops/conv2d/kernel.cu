@@ -1,25 +1,33 @@
-// What a convolution needs besides matmuls.
+// What a convolution needs besides matmuls. Blocks lie in a grid: a row of it for each row of the matrix, a thread for
+// each pixel, so that hardly anything has to be divided.
 
-// What windows see: a row for each number of the kernel, a column for each pixel. A thread for each.
-KERNEL im2col(const X* image, X* out, u64 n, u64 pixels, u64 first_pixel, u64 height, u64 width,
-               u64 kernel_height, u64 kernel_width, u64 stride, u64 top, u64 left, u64 result_width) {
-    u64 at = thread();
-    if (at >= n) return;
-    u64 tap = at / pixels, pixel = at % pixels + first_pixel;
-    u64 channel = tap / (kernel_height * kernel_width), rest = tap % (kernel_height * kernel_width);
-    // Above or left of the image these wrap around, and are beyond it too.
-    u64 row = pixel / result_width * stride + rest / kernel_width - top;
-    u64 column = pixel % result_width * stride + rest % kernel_width - left;
-    bool is_inside = row < height && column < width;
-    out[at] = is_inside ? image[(channel * height + row) * width + column] : from_f32<X>(0.0f);
+// The pixel of this thread among those of a strip.
+DEVICE u32 pixel_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+// What windows see: a row for each number of the kernel, a column for each pixel.
+KERNEL im2col(const X* image, X* out, u32 rows, u32 pixels, u32 first_pixel, u32 height, u32 width, u32 kernel_height,
+              u32 kernel_width, u32 stride, u32 top, u32 left, u32 result_width) {
+    u32 at = pixel_of_thread(), pixel = at + first_pixel;
+    if (at >= pixels) return;
+    u32 first_row = pixel / result_width * stride - top, first_column = pixel % result_width * stride - left;
+    for (u32 tap = blockIdx.y; tap < rows; tap += gridDim.y) {
+        u32 channel = tap / (kernel_height * kernel_width), rest = tap % (kernel_height * kernel_width);
+        // Above or left of the image these wrap around, and are beyond it too.
+        u32 row = first_row + rest / kernel_width, column = first_column + rest % kernel_width;
+        bool is_inside = row < height && column < width;
+        u64 from = ((u64)channel * height + row) * width + column;
+        out[(u64)tap * pixels + at] = is_inside ? image[from] : from_f32<X>(0.0f);
+    }
 }
 
-// A strip's sums into their place in the image, with bias, activation and rounding. A thread for each.
-KERNEL finish(const float* sums, const float* bias, X* y, u64 n, u64 pixels, u64 first_pixel,
-              u64 first_channel, u64 image_pixels, int kind) {
-    u64 at = thread();
-    if (at >= n) return;
-    u64 channel = at / pixels + first_channel, pixel = at % pixels + first_pixel;
-    float x = sums[at] + (bias ? bias[channel] : 0.0f);
-    y[channel * image_pixels + pixel] = from_f32<X>(activation(kind, x));
+// A strip's sums into their place in the image, with bias, activation and rounding.
+KERNEL finish(const float* sums, const float* bias, X* y, u32 channels, u32 pixels, u32 first_pixel, u32 first_channel,
+              u64 image_pixels, int kind) {
+    u32 at = pixel_of_thread();
+    if (at >= pixels) return;
+    for (u32 row = blockIdx.y; row < channels; row += gridDim.y) {
+        u32 channel = row + first_channel;
+        float x = sums[(u64)row * pixels + at] + (bias ? bias[channel] : 0.0f);
+        y[channel * image_pixels + first_pixel + at] = from_f32<X>(activation(kind, x));
+    }
 }
