@@ -6,9 +6,9 @@ peft 0.21.2 and safetensors, all from PyPI. The tokenizers are those of `../sd3/
 """
 
 import json
-import math
 import os
 import shutil
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,6 +22,9 @@ from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5TokenizerFast
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "sd3"))
+from generate import randomise
+
 TOKENIZERS = HERE.parent / "sd3" / "pipeline"
 PROMPTS = ["a red fox in the snow, oil painting", "two boats on a calm lake at dusk, 4k"]
 NEGATIVE = "blurry, text"
@@ -39,24 +42,6 @@ PIPELINES = {
 }
 SIZES = [[512, 512], [1024, 1024], [1216, 832]]
 TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_k_proj", "ff.net.0.proj", "proj_mlp", "proj_out"]
-
-
-def randomise(model, seed):
-    """Matrices: N(0, 1/fan_in). Embeddings: N(0, 1). Biases: N(0, 0.1²). Norm weights: N(1, 0.1²)."""
-    gen = torch.Generator().manual_seed(seed)
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            noise = torch.randn(parameter.shape, generator=gen)
-            if id(parameter) in embeddings:
-                parameter.copy_(noise)
-            elif parameter.dim() > 1:
-                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
-            elif name.endswith("bias"):
-                parameter.copy_(0.1 * noise)
-            else:
-                parameter.copy_(1 + 0.1 * noise)
-    return model.eval()
 
 
 def transformer(p):

@@ -151,9 +151,13 @@ fn check_outside(base: &Path, out: &Path) -> Result<()> {
 
 /// Fails unless all files are safetensors, and all merged tensors f32, f16 or bf16.
 fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
-    let refused = |what: String| TrainerError::Request {
+    let refused_with = |what: String, hint| TrainerError::Request {
         problem: format!("cannot merge into {what}, needed is safetensors with f32, f16 or bf16"),
-        hint: "convert the base with `hearth convert`, or fetch it in another format",
+        hint,
+    };
+    let refused = |what| {
+        let hint = "convert the base with `hearth convert`, or fetch it in another format";
+        refused_with(what, hint)
     };
     let is_other = |file: &&PathBuf| file.extension().is_none_or(|kind| kind != "safetensors");
     if let Some(file) = part.catalog.files.iter().find(is_other) {
@@ -166,7 +170,8 @@ fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
             return Err(refused(format!("{key}, stored as {}, of {file}", tensor.encoding)));
         }
         if let Some(scale) = scaled_fp8::scale_of(part.catalog, tensor)? {
-            return Err(refused(format!("{key}, stored with {}", scale.name)));
+            let hint = "fetch the base in bf16 or f16 for the merge; adapters for it fit both";
+            return Err(refused_with(format!("{key}, stored with {}", scale.name), hint));
         }
     }
     Ok(())

@@ -16,6 +16,18 @@ pub const EPSILON: f32 = 1e-6;
 /// Inner width of a feed-forward, in widths.
 pub const MLP_RATIO: usize = 4;
 
+/// The layers of its attention, of both streams, as diffusers calls them.
+pub const ATTENTION_LAYERS: &[&str] = &[
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+];
+
 /// The config of a joint block.
 #[derive(Clone, Copy, Debug)]
 pub struct JointBlockConfig {

@@ -260,17 +260,13 @@ fn empirical_mu(tokens: f64, steps: f64) -> f64 {
 /// The timesteps of training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainTimesteps {
+    /// The scheduler's, from most noise to least.
     listed: Vec<Timestep>,
     shift: TimestepShift,
     by_tokens: DynamicShift,
 }
 
 impl TrainTimesteps {
-    /// The scheduler's, from most noise to least.
-    pub fn listed(&self) -> &[Timestep] {
-        &self.listed
-    }
-
     /// The timestep at a fraction from 0, most noise, to 1, for an image of so many tokens.
     pub fn at(&self, fraction: f64, tokens: usize) -> Timestep {
         let n = self.listed.len();

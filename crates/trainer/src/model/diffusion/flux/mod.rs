@@ -18,6 +18,7 @@ use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
+use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
 use super::text::{
     CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
@@ -64,11 +65,14 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         "ff_context.net.2",
     ],
     target_presets: &[
-        TargetPreset { name: "attention", patterns: &[ATTENTION] },
-        TargetPreset { name: "all", patterns: &[ATTENTION, FEED_FORWARD] },
+        TargetPreset { name: "attention", patterns: &[ATTENTION_LAYERS] },
+        TargetPreset { name: "all", patterns: &[ATTENTION_LAYERS, FEED_FORWARD] },
         // Both train every linear layer of both lists of blocks, kohya by the names of the original checkpoints.
-        TargetPreset { name: "kohya", patterns: &[ATTENTION, FEED_FORWARD, MODULATION] },
-        TargetPreset { name: "ai-toolkit", patterns: &[ATTENTION, FEED_FORWARD, MODULATION] },
+        TargetPreset { name: "kohya", patterns: &[ATTENTION_LAYERS, FEED_FORWARD, MODULATION] },
+        TargetPreset {
+            name: "ai-toolkit",
+            patterns: &[ATTENTION_LAYERS, FEED_FORWARD, MODULATION],
+        },
     ],
     export: ExportMetadata {
         network: "networks.lora_flux",
@@ -78,17 +82,6 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     published: published::ALL,
 };
 
-/// Projections of attention, of both streams and of single-stream blocks.
-const ATTENTION: &[&str] = &[
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-];
 /// The other layers of blocks but for modulations. The last layer of the model is called `proj_out`, too.
 const FEED_FORWARD: &[&str] = &[
     "ff.net.0.proj",

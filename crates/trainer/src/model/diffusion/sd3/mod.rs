@@ -20,6 +20,7 @@ use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
+use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
 use super::text::{
     CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
@@ -76,16 +77,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
     scheme: WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 },
-    targets: &[
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    ],
+    targets: ATTENTION_LAYERS,
     target_presets: &[
         TargetPreset { name: "attention", patterns: &[ATTENTION] },
         TargetPreset { name: "all", patterns: &[ATTENTION, FEED_FORWARD] },
