@@ -28,6 +28,7 @@ use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{self, Denoiser, DenoiserInput, DenoiserOutput};
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::encoder::clip::{self, ClipTextModel};
+use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::files::{CheckpointLayout, WeightFiles, load_model};
 pub use crate::model::host::relative_error;
@@ -143,6 +144,11 @@ pub fn verify(
         "T5EncoderModel" => {
             let config = config::read_checked(&path, t5::T5Config::check)?;
             verifier.compare(&t5::layout(&catalog), |build| T5Encoder::new(&config, build))?
+        }
+        "Qwen2_5_VLForConditionalGeneration" => {
+            let config = config::read_checked(&path, Qwen25VlConfig::check)?;
+            let layout = qwen25vl::layout(&catalog);
+            verifier.compare(&layout, |build| Qwen25VlEncoder::new(&config, build))?
         }
         "AutoencoderKL" => {
             let config = config::read_checked(&path, vae::VaeConfig::check)?;
@@ -491,6 +497,22 @@ impl VerifiableModel for T5Encoder {
         let all = self.forward(tape, &ids, samples, None)?;
         let masked = self.forward(tape, &ids, samples, Some(&lengths))?;
         Ok(vec![("no_mask", to_vec(all.tensor())?), ("masked", to_vec(masked.tensor())?)])
+    }
+}
+
+impl VerifiableModel for Qwen25VlEncoder {
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        _: Dtype,
+    ) -> Result<NamedOutputs> {
+        let (samples, ids) = golden.ids("in.input_ids")?;
+        let (_, mask) = golden.ids("in.attention_mask")?;
+        let of_sample = mask.chunks(mask.len() / samples.max(1));
+        let lengths: Vec<u32> = of_sample.map(|mask| mask.iter().sum()).collect();
+        let last = self.forward(tape, &ids, samples, Some(&lengths))?;
+        Ok(vec![("hidden_states_last", to_vec(last.tensor())?)])
     }
 }
 

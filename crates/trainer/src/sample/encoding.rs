@@ -11,7 +11,7 @@ use crate::model::build::Precision;
 use crate::model::diffusion::text::{
     EncodeCallbacks, EncodingOptions, T5_NAME, T5Loading, TextEncoders,
 };
-use crate::model::encoder::t5::blocks::T5_TEXT_BATCH;
+use crate::model::encoder::stack::TEXT_BATCH;
 
 /// The stages of encoding so many texts, with T5 block by block if the whole takes more than `limit` bytes.
 pub(crate) fn plan_encoding(
@@ -71,8 +71,7 @@ pub(crate) fn dry_run(
         true
     };
     let watch = EncodeCallbacks { on_begin: &begin, tick: &|_| true, on_encoded: &encoded };
-    let texts = vec![String::new(); n_dry_run(encoding.t5, n_texts)];
-    encoders.encode(&device, encoding, &texts, watch)?;
+    encoders.encode_longest(&device, encoding, n_dry_run(encoding.t5, n_texts), watch)?;
     end(&device);
     let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
     Ok(stages.map(|(seen, (_, file_bytes))| seen.stage(encoding.t5, n_texts, file_bytes)).collect())
@@ -83,7 +82,7 @@ pub(crate) fn dry_run(
 fn n_dry_run(t5: T5Loading, n_texts: usize) -> usize {
     match t5 {
         T5Loading::Whole => n_texts.clamp(1, 2),
-        T5Loading::Blocks if n_texts > T5_TEXT_BATCH => T5_TEXT_BATCH + n_texts % T5_TEXT_BATCH,
+        T5Loading::Blocks if n_texts > TEXT_BATCH => TEXT_BATCH + n_texts % TEXT_BATCH,
         T5Loading::Blocks => n_texts.max(1),
     }
 }
@@ -94,7 +93,7 @@ impl EncoderRun {
         let phase = StageMemory { name, peak_bytes };
         let is_in_blocks = t5 == T5Loading::Blocks && name == T5_NAME;
         let since = |from: usize, to: usize| works[to].since(&works[from]);
-        let n_read = if is_in_blocks { n_texts.div_ceil(T5_TEXT_BATCH) } else { 1 };
+        let n_read = if is_in_blocks { n_texts.div_ceil(TEXT_BATCH) } else { 1 };
         let n_seen = works.len() - 1;
         let works = if is_in_blocks || n_seen < 2 {
             vec![(n_texts as f64 / n_seen as f64, since(0, n_seen))]

@@ -15,7 +15,7 @@ use weights::{Catalog, WeightsError};
 use super::family::DiffusionFamily;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
-use crate::model::encoder::{clip, t5};
+use crate::model::encoder::{clip, qwen25vl, t5};
 use crate::model::{component, kind, vae};
 
 /// What a user named besides the model.
@@ -234,6 +234,9 @@ fn kind_of(catalog: &Catalog) -> Option<EncoderKind> {
     if t5::is_t5(catalog) {
         return Some(EncoderKind::T5);
     }
+    if qwen25vl::is_qwen25vl(catalog) {
+        return Some(EncoderKind::Qwen25Vl);
+    }
     clip::is_clip(catalog).then_some(EncoderKind::Clip)
 }
 
@@ -257,6 +260,7 @@ mod tests {
     use crate::model::diffusion::flux;
     use crate::model::diffusion::text::EncoderConfig;
     use crate::model::encoder::clip::ClipTextModel;
+    use crate::model::encoder::qwen25vl::Qwen25VlEncoder;
     use crate::model::encoder::t5::T5Encoder;
     use crate::model::vae::{VaeDecoder, VaeEncoder};
 
@@ -303,6 +307,12 @@ mod tests {
                     let mut like = config.clone();
                     (like.d_kv, like.num_heads, like.d_ff, like.num_layers) = (1, 1, 1, 1);
                     assert_eq!(t5::infer(&catalog, &like), Some(config.clone()));
+                }
+                EncoderConfig::Qwen25Vl(config) => {
+                    let specs = tensor_specs(|build| Qwen25VlEncoder::new(config, build)).unwrap();
+                    let catalog = file(&specs, str::to_owned);
+                    assert_eq!(kind_of(&catalog), Some(EncoderKind::Qwen25Vl));
+                    assert_eq!(qwen25vl::infer(&catalog, config), Some(config.clone()));
                 }
             }
         }

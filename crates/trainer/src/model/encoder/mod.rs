@@ -2,5 +2,7 @@
 //! training step.
 
 pub mod clip;
+pub mod qwen25vl;
+pub mod stack;
 pub mod t5;
 pub mod tokenizer;

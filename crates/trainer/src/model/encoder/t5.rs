@@ -1,18 +1,14 @@
 //! T5's encoder, version 1.1 (transformers' `T5EncoderModel`): relative position bias in attention, RMS
 //! norms, gated feed-forwards, no biases.
 //!
-//! Its activations outgrow f16, so that with weights in f16 they are f32. [`blocks`] encodes with one block
-//! in memory at a time.
-//!
 //! Shapes: S samples, N tokens, D width, H heads.
 
-pub mod blocks;
-
 use compute::ops::{Activation, Attention};
-use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
+use compute::{Device, Result as Computed, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
 
+use super::stack::{EncoderStack, StackedEncoder};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
@@ -190,62 +186,66 @@ const SHARED: &str = "shared.weight";
 const EMBEDDED: &str = "encoder.embed_tokens.weight";
 
 /// The encoder.
-pub struct T5Encoder {
-    config: T5Config,
-    embedding: T5Embedding,
-    blocks: Vec<T5Block>,
-    norm: Var,
-}
+pub type T5Encoder = StackedEncoder<T5Config>;
 
-impl T5Encoder {
-    /// Builds the model.
-    pub fn new(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
-        Ok(Self {
-            config: config.clone(),
-            embedding: T5Embedding::new(config, build)?,
-            blocks: (0..config.num_layers)
-                .map(|index| T5Block::new(config, build, index))
-                .collect::<Result<_>>()?,
-            norm: last_norm(config, build)?,
-        })
+impl EncoderStack for T5Config {
+    type Embedding = T5Embedding;
+    type Block = T5Block;
+    /// The bias of every distance.
+    type Inputs = Tensor;
+
+    fn n_blocks(&self) -> usize {
+        self.num_layers
     }
 
-    /// Encodes prompts of equal length, N token ids after N token ids: [S, N, D]. With `lengths`, tokens
-    /// after a prompt's length are masked.
-    pub fn forward(
+    fn epsilon(&self) -> f32 {
+        self.layer_norm_epsilon
+    }
+
+    fn layout<'c>(&self, catalog: &'c Catalog) -> CheckpointLayout<'c> {
+        layout(catalog)
+    }
+
+    fn embedding(&self, build: &mut ModelBuilder<'_>) -> Result<T5Embedding> {
+        T5Embedding::new(self, build)
+    }
+
+    fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<T5Block> {
+        T5Block::new(self, build, index)
+    }
+
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
+        build.vector("encoder.final_layer_norm.weight", self.d_model)
+    }
+
+    fn tokens(embedding: &T5Embedding) -> &Var {
+        &embedding.tokens
+    }
+
+    fn inputs(&self, device: &Device, embedding: &T5Embedding, n: usize) -> Result<Tensor> {
+        embedding.position_bias(self, device, n)
+    }
+
+    fn forward(
         &self,
         tape: &Tape<'_>,
-        ids: &[u32],
-        samples: usize,
-        lengths: Option<&[u32]>,
-    ) -> Result<Var> {
-        let (device, n) = (tape.device(), ids.len() / samples.max(1));
-        let relative = self.embedding.position_bias(&self.config, device, n)?;
-        let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
-        let attention =
-            Attention { key_lengths: lengths.as_ref(), ..attention(&self.config, &relative) };
-        let mut x = self.embedding.embed(tape, &device.upload([samples, n], ids)?)?;
-        for block in &self.blocks {
-            x = block.forward(tape, &x, attention, self.config.layer_norm_epsilon)?;
-        }
-        Ok(tape.rms_norm(&x, Some(&self.norm), self.config.layer_norm_epsilon)?)
+        block: &T5Block,
+        x: &Var,
+        relative: &Tensor,
+        lengths: Option<&Tensor>,
+    ) -> Computed<Var> {
+        let attention = Attention {
+            scale: 1.0,
+            relative_bias: Some(relative),
+            key_lengths: lengths,
+            ..Attention::full(self.num_heads, self.d_kv)
+        };
+        block.forward(tape, x, attention, self.layer_norm_epsilon)
     }
-}
-
-fn attention<'a>(config: &T5Config, relative: &'a Tensor) -> Attention<'a> {
-    Attention {
-        scale: 1.0,
-        relative_bias: Some(relative),
-        ..Attention::full(config.num_heads, config.d_kv)
-    }
-}
-
-fn last_norm(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Var> {
-    build.vector("encoder.final_layer_norm.weight", config.d_model)
 }
 
 /// What comes before the blocks.
-struct T5Embedding {
+pub struct T5Embedding {
     tokens: Var,
     /// [buckets, H], of the first block for all.
     relative_bias: Var,
@@ -260,12 +260,6 @@ impl T5Embedding {
                 [config.relative_attention_num_buckets, config.num_heads],
             )?,
         })
-    }
-
-    fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
-        let x = tape.embedding(ids, &self.tokens)?;
-        let dtype = if x.dtype() == Dtype::F16 { Dtype::F32 } else { x.dtype() };
-        Ok(tape.convert(&x, dtype)?)
     }
 
     /// The bias of every distance from -(N - 1) to N - 1: [H, 2 N - 1].
@@ -284,7 +278,8 @@ impl T5Embedding {
     }
 }
 
-struct T5Block {
+/// A block.
+pub struct T5Block {
     norms: [Var; 2],
     q: LinearLayer,
     k: LinearLayer,

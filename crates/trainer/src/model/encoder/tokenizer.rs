@@ -1,4 +1,4 @@
-//! Prompts to token ids, the same as the CLIP and T5 tokenizers of transformers 5.
+//! Prompts to token ids, the same as the CLIP, T5 and Qwen2 tokenizers of transformers 5.
 //!
 //! Of a `tokenizer.json` only the vocabulary, the merges, the characters map and the added tokens
 //! are used. Normalisation and pre-tokenisation are those of the class, since the reference does not
@@ -11,6 +11,7 @@
 mod charsmap;
 mod error;
 mod settings;
+mod template;
 
 use std::fs;
 use std::io;
@@ -30,21 +31,31 @@ use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
 pub use error::TokenizerError;
 use settings::{AddedTokenEntry, PromptTokenizerConfig};
+pub use template::PromptTemplate;
+use template::TemplateText;
 
-/// Turns texts into token ids, padded or truncated to one length.
+/// Turns texts into token ids, truncated to one length and, for CLIP and T5, padded to it.
 pub struct PromptTokenizer {
     inner: tokenizers::Tokenizer,
+    framing: Option<PromptFraming>,
+    template: TemplateText,
+    /// Tokens of a text at most, without the template's prefix.
+    length: usize,
+    vocab_size: usize,
+}
+
+/// The special tokens around a text, and those that fill it up.
+struct PromptFraming {
     bos: Option<u32>,
     eos: u32,
     pad: u32,
-    length: usize,
-    vocab_size: usize,
 }
 
 /// A tokenised prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPrompt {
-    /// Token ids of the full length: the text between its BOS and EOS tokens, then padding.
+    /// Token ids: the text between its BOS and EOS tokens, then padding up to the full length; or the template with the
+    /// text inside.
     pub ids: Vec<u32>,
     /// How many of them are not padding.
     pub n_tokens: usize,
@@ -66,14 +77,18 @@ pub struct Truncation<'t> {
 impl PromptTokenizer {
     /// Reads the tokenizer in `folder`; every text will take `length` tokens.
     pub fn open(folder: &Path, length: usize) -> Result<Self, TokenizerError> {
+        Self::open_with(folder, length, PromptTemplate::NONE)
+    }
+
+    /// The same for texts inside of a template: up to `length` tokens after its prefix.
+    pub fn open_with(
+        folder: &Path,
+        length: usize,
+        template: PromptTemplate,
+    ) -> Result<Self, TokenizerError> {
         let settings = PromptTokenizerConfig::read(folder)?;
         let (model, listed) = TokenizerModel::read(folder, &settings)?;
         let kind = model.kind();
-        let id = |inner: &tokenizers::Tokenizer, role| {
-            let token = settings.content(kind, role)?;
-            inner.token_to_id(&token).ok_or_else(|| not_in_vocabulary(folder, role, token))
-        };
-
         let largest = model.largest_id(folder)?;
         let mut inner = model.build(folder, &settings)?;
         let added = settings.added(listed);
@@ -81,47 +96,69 @@ impl PromptTokenizer {
         special.retain(|token| added.iter().all(|added| added.content != token.content));
         add(&mut inner, folder, added)?;
         // Before the special tokens are added: those without an id would get new ones.
-        let start = (kind == TokenizerKind::Clip).then(|| id(&inner, "bos_token")).transpose()?;
-        let (end, pad) = (id(&inner, "eos_token")?, id(&inner, "pad_token")?);
+        let framing = PromptFraming::find(kind, &inner, &settings, folder)?;
         add(&mut inner, folder, special)?;
 
-        let needed = usize::from(start.is_some()) + 1;
+        let needed = framing.as_ref().map_or(0, PromptFraming::len);
         if length < needed {
             return Err(TokenizerError::TooShort { length, needed });
         }
+        let template = TemplateText::decode(&inner, template, folder)?;
         let largest = inner.get_added_tokens_decoder().into_keys().fold(largest, u32::max);
-        Ok(Self { inner, bos: start, eos: end, pad, length, vocab_size: largest as usize + 1 })
+        Ok(Self { inner, framing, template, length, vocab_size: largest as usize + 1 })
     }
 
-    /// The ids of `text`, truncated at its end; BOS and EOS stay.
+    /// The ids of `text`, truncated at its end; BOS and EOS stay, what a template has after the text does not.
     pub fn encode(&self, text: &str) -> EncodedPrompt {
         // The crate fails if a piece of text has no id and there is no unknown token.
+        let text = self.template.around(text);
         let found =
             self.inner.encode_fast(text, false).expect("unk_token was found in the vocabulary");
-        let room = self.length - usize::from(self.bos.is_some()) - 1;
-        let fits = found.get_ids().len().min(room);
+        let fits = found.get_ids().len().min(self.room());
         let (kept, dropped) = found.get_ids().split_at(fits);
-        let mut ids: Vec<u32> =
-            self.bos.into_iter().chain(kept.iter().copied()).chain([self.eos]).collect();
+        let mut ids = kept.to_vec();
+        if let Some(PromptFraming { bos, eos, .. }) = &self.framing {
+            ids = bos.iter().chain(kept).chain([eos]).copied().collect();
+        }
         let n_tokens = ids.len();
-        ids.resize(self.length, self.pad);
+        if let Some(PromptFraming { pad, .. }) = self.framing {
+            ids.resize(self.length, pad);
+        }
         EncodedPrompt { ids, n_tokens, dropped: dropped.len() }
     }
 
     /// What of a text is truncated, if anything.
     pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
-        let framing = usize::from(self.bos.is_some()) + 1;
-        let room = self.length - framing;
+        let (room, prefix) = (self.room(), self.template.n_prefix());
         // A token has at least a byte, and T5 puts a space in front. Text that is not ASCII may become
         // longer when it is normalised.
-        if text.is_ascii() && text.len() < room {
+        if text.is_ascii() && text.len() + prefix + self.template.n_suffix() < room {
             return None;
         }
-        let found = self.inner.encode(text, false).expect("unk_token was found in the vocabulary");
+        let whole = self.template.around(text);
+        let found = self.inner.encode(whole, false).expect("unk_token was found in the vocabulary");
         let (start, _) = *found.get_offsets().get(room)?;
+        let start = start.saturating_sub(self.template.prefix.len()).min(text.len());
         let start = (0..=start).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        let n_tokens = found.len() + framing;
-        Some(Truncation { n_tokens, max_tokens: self.length, lost: text[start..].trim() })
+        let n_tokens = found.len() + self.n_framing() - prefix;
+        let lost = text[start..].trim();
+        // Of a template, the end may be lost alone.
+        let is_lost = self.template.n_suffix() == 0 || !lost.is_empty();
+        is_lost.then_some(Truncation { n_tokens, max_tokens: self.length, lost })
+    }
+
+    /// As many ids as a text can have, with its template.
+    pub fn max_tokens(&self) -> usize {
+        self.template.n_prefix() + self.length
+    }
+
+    /// Tokens that a text and its template may have.
+    fn room(&self) -> usize {
+        self.max_tokens() - self.n_framing()
+    }
+
+    fn n_framing(&self) -> usize {
+        self.framing.as_ref().map_or(0, PromptFraming::len)
     }
 
     /// How many tokens of a text the tokenizer in `folder` says its model takes, if it says so.
@@ -135,11 +172,38 @@ impl PromptTokenizer {
     }
 }
 
+impl PromptFraming {
+    /// Language models have none.
+    fn find(
+        kind: TokenizerKind,
+        inner: &tokenizers::Tokenizer,
+        settings: &PromptTokenizerConfig,
+        folder: &Path,
+    ) -> Result<Option<Self>, TokenizerError> {
+        let id = |role| {
+            let token = settings.content(kind, role)?;
+            inner.token_to_id(&token).ok_or_else(|| not_in_vocabulary(folder, role, token))
+        };
+        let bos = match kind {
+            TokenizerKind::Clip => Some(id("bos_token")?),
+            TokenizerKind::T5 => None,
+            TokenizerKind::Qwen2 => return Ok(None),
+        };
+        settings.right("padding_side")?;
+        Ok(Some(Self { bos, eos: id("eos_token")?, pad: id("pad_token")? }))
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.bos.is_some()) + 1
+    }
+}
+
 /// Whose tokenizer it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenizerKind {
     Clip,
     T5,
+    Qwen2,
 }
 
 impl TokenizerKind {
@@ -148,6 +212,7 @@ impl TokenizerKind {
         match (self, role) {
             (Self::Clip, "bos_token") => Some("<|startoftext|>"),
             (Self::Clip, "eos_token" | "unk_token" | "pad_token") => Some("<|endoftext|>"),
+            (Self::Qwen2, "eos_token" | "unk_token" | "pad_token") => Some("<|endoftext|>"),
             (Self::T5, "eos_token") => Some("</s>"),
             (Self::T5, "unk_token") => Some("<unk>"),
             (Self::T5, "pad_token") => Some("<pad>"),
@@ -159,6 +224,7 @@ impl TokenizerKind {
 /// The trained part of a tokenizer: vocabulary, and merges or scores.
 enum TokenizerModel {
     Clip { vocab: Vocab, merges: Merges },
+    Qwen2 { vocab: Vocab, merges: Merges },
     T5 { pieces: Vec<(String, f64)>, charsmap: Option<Precompiled> },
 }
 
@@ -172,15 +238,15 @@ struct TokenizerFile<M> {
 }
 
 #[derive(Deserialize)]
-struct ClipTokenizerJson {
+struct PromptBpeJson {
     vocab: Vocab,
-    merges: Vec<ClipMerge>,
+    merges: Vec<PromptMerge>,
 }
 
 /// Newer files have pairs.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum ClipMerge {
+enum PromptMerge {
     Pair(String, String),
     Line(String),
 }
@@ -214,11 +280,12 @@ impl TokenizerModel {
         let kind = settings.kind()?;
         if let Some(bytes) = read_if_there(&file)? {
             match kind.map_or_else(|| TokenizerKind::detect(&file, &bytes), Ok)? {
-                TokenizerKind::Clip => Self::clip_file(&file, &bytes),
                 TokenizerKind::T5 => Self::t5_file(&file, &bytes),
+                kind => Self::bpe_file(kind, &file, &bytes),
             }
         } else if kind != Some(TokenizerKind::T5) && vocab.exists() && merges.exists() {
-            Ok((Self::clip_files(&vocab, &merges)?, vec![]))
+            let kind = kind.unwrap_or(TokenizerKind::Clip);
+            Ok((Self::bpe_files(kind, &vocab, &merges)?, vec![]))
         } else if spiece.exists() {
             Err(TokenizerError::SentencePiece { path: spiece })
         } else {
@@ -230,35 +297,41 @@ impl TokenizerModel {
         }
     }
 
-    fn clip_file(
+    fn bpe_file(
+        kind: TokenizerKind,
         path: &Path,
         bytes: &[u8],
     ) -> Result<(Self, Vec<AddedTokenEntry>), TokenizerError> {
-        let file: TokenizerFile<ClipTokenizerJson> = parse_json(path, bytes)?;
+        let file: TokenizerFile<PromptBpeJson> = parse_json(path, bytes)?;
         let mut merges = Merges::with_capacity(file.model.merges.len());
         for (at, merge) in file.model.merges.into_iter().enumerate() {
             merges.push(match merge {
-                ClipMerge::Pair(a, b) => (a, b),
-                ClipMerge::Line(line) => {
+                PromptMerge::Pair(a, b) => (a, b),
+                PromptMerge::Line(line) => {
                     pair(&line).ok_or_else(|| no_pair(path, "merge", at, &line))?
                 }
             });
         }
-        Ok((Self::clip(path, file.model.vocab, merges)?, file.added_tokens))
+        Ok((Self::bpe(kind, path, file.model.vocab, merges)?, file.added_tokens))
     }
 
-    fn clip_files(vocab: &Path, merges: &Path) -> Result<Self, TokenizerError> {
+    fn bpe_files(kind: TokenizerKind, vocab: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         let text = fs::read_to_string(merges).map_err(|error| TokenizerError::io(merges, error))?;
         let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with("#version"));
         let pairs = lines
             .map(|(at, line)| pair(line).ok_or_else(|| no_pair(merges, "line", at, line)))
             .collect::<Result<Merges, _>>()?;
         let bytes = fs::read(vocab).map_err(|error| TokenizerError::io(vocab, error))?;
-        Self::clip(merges, parse_json(vocab, &bytes)?, pairs)
+        Self::bpe(kind, merges, parse_json(vocab, &bytes)?, pairs)
     }
 
     /// The crate would panic where the merged token is longer than any in the vocabulary.
-    fn clip(path: &Path, vocab: Vocab, merges: Merges) -> Result<Self, TokenizerError> {
+    fn bpe(
+        kind: TokenizerKind,
+        path: &Path,
+        vocab: Vocab,
+        merges: Merges,
+    ) -> Result<Self, TokenizerError> {
         for (a, b) in &merges {
             let whole = format!("{a}{b}");
             if let Some(lost) = [a, b, &whole].into_iter().find(|token| !vocab.contains_key(*token))
@@ -270,7 +343,10 @@ impl TokenizerModel {
                 return Err(TokenizerError::malformed(path, problem));
             }
         }
-        Ok(Self::Clip { vocab, merges })
+        Ok(match kind {
+            TokenizerKind::Qwen2 => Self::Qwen2 { vocab, merges },
+            _ => Self::Clip { vocab, merges },
+        })
     }
 
     fn t5_file(path: &Path, bytes: &[u8]) -> Result<(Self, Vec<AddedTokenEntry>), TokenizerError> {
@@ -284,6 +360,7 @@ impl TokenizerModel {
     fn kind(&self) -> TokenizerKind {
         match self {
             Self::Clip { .. } => TokenizerKind::Clip,
+            Self::Qwen2 { .. } => TokenizerKind::Qwen2,
             Self::T5 { .. } => TokenizerKind::T5,
         }
     }
@@ -291,7 +368,9 @@ impl TokenizerModel {
     /// The crate adds ids after the largest; a huge one could overflow.
     fn largest_id(&self, folder: &Path) -> Result<u32, TokenizerError> {
         let largest = match self {
-            Self::Clip { vocab, .. } => vocab.values().copied().max().unwrap_or(0),
+            Self::Clip { vocab, .. } | Self::Qwen2 { vocab, .. } => {
+                vocab.values().copied().max().unwrap_or(0)
+            }
             Self::T5 { pieces, .. } => pieces.len().saturating_sub(1) as u32,
         };
         if i32::try_from(largest).is_err() {
@@ -307,13 +386,16 @@ impl TokenizerModel {
         folder: &Path,
         settings: &PromptTokenizerConfig,
     ) -> Result<tokenizers::Tokenizer, TokenizerError> {
-        let unknown = settings.content(self.kind(), "unk_token")?;
+        let kind = self.kind();
+        let unknown = || settings.content(kind, "unk_token");
         let built = match self {
-            Self::Clip { vocab, .. } if !vocab.contains_key(&unknown) => {
-                return Err(not_in_vocabulary(folder, "unk_token", unknown));
+            Self::Qwen2 { vocab, merges } => qwen2(vocab, merges),
+            Self::Clip { ref vocab, .. } if !vocab.contains_key(&unknown()?) => {
+                return Err(not_in_vocabulary(folder, "unk_token", unknown()?));
             }
-            Self::Clip { vocab, merges } => clip(vocab, merges, unknown),
+            Self::Clip { vocab, merges } => clip(vocab, merges, unknown()?),
             Self::T5 { pieces, charsmap } => {
+                let unknown = unknown()?;
                 let Some(unknown) = pieces.iter().position(|(piece, _)| *piece == unknown) else {
                     return Err(not_in_vocabulary(folder, "unk_token", unknown));
                 };
@@ -331,6 +413,7 @@ impl TokenizerKind {
         match (model.r#type.as_deref(), model.end_of_word_suffix.as_deref()) {
             (Some("Unigram"), _) => Ok(Self::T5),
             (_, Some("</w>")) => Ok(Self::Clip),
+            (Some("BPE"), None | Some("")) => Ok(Self::Qwen2),
             (r#type, _) => {
                 let class = format!("unknown with a model of type {}", r#type.unwrap_or("unknown"));
                 Err(TokenizerError::UnknownClass { class, path: path.into() })
@@ -368,6 +451,20 @@ fn clip(
     let mut inner = tokenizers::Tokenizer::new(model);
     inner.with_normalizer(Some(normalizers::Sequence::new(normalizer.into())))?;
     inner.with_pre_tokenizer(Some(Sequence::new(vec![words.into(), bytes.into()])));
+    Ok(inner)
+}
+
+/// Taken from transformers 5.22.2, `models/qwen2/tokenization_qwen2.py`.
+fn qwen2(vocab: Vocab, merges: Merges) -> tokenizers::Result<tokenizers::Tokenizer> {
+    const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let words = SplitPattern::Regex(WORDS.into());
+    let words = Split::new(words, SplitDelimiterBehavior::Isolated, false)?;
+    let bytes = ByteLevel::new(false, true, false);
+    let mut inner =
+        tokenizers::Tokenizer::new(BPE::builder().vocab_and_merges(vocab, merges).build()?);
+    inner.with_normalizer(Some(NFC))?;
+    inner.with_pre_tokenizer(Some(Sequence::new(vec![words.into(), bytes.into()])));
+    inner.with_decoder(Some(bytes));
     Ok(inner)
 }
 
@@ -596,9 +693,9 @@ mod tests {
         let file = "tokenizer.json";
         let config = "tokenizer_config.json";
         let map = "special_tokens_map.json";
-        let class = edit(config, |v| v["tokenizer_class"] = "Qwen2Tokenizer".into());
-        fails("clip", ALL, class, "of class Qwen2Tokenizer, known are");
-        let suffix = edit(file, |v| v["model"]["end_of_word_suffix"] = Value::Null);
+        let class = edit(config, |v| v["tokenizer_class"] = "LlamaTokenizer".into());
+        fails("clip", ALL, class, "of class LlamaTokenizer, known are");
+        let suffix = edit(file, |v| v["model"]["end_of_word_suffix"] = "@@".into());
         fails("clip", &[file], suffix, "of class unknown with a model of type BPE");
         let side = edit(config, |v| v["padding_side"] = "left".into());
         fails("t5", T5, side, "padding_side is left, the encoders need right");

@@ -30,13 +30,29 @@ pub struct Llama {
 
 /// Inputs that all blocks share.
 #[derive(Clone)]
-struct BlockInputs {
+pub struct BlockInputs {
     /// The rotary table.
     rope_table: Tensor,
     /// The first key that each query sees, [S, N].
     first_keys: Option<Tensor>,
+    /// How many keys of each sample count, `[S]`.
+    key_lengths: Option<Tensor>,
     /// Whether queries are recomputed.
     recomputes_queries: bool,
+}
+
+impl BlockInputs {
+    /// For texts of N tokens that a model only reads.
+    pub fn of_text(config: &LlamaConfig, device: &Device, n: usize) -> Result<Self> {
+        let rope_table = rotary_table(config, device, 0..n)?;
+        Ok(Self { rope_table, first_keys: None, key_lengths: None, recomputes_queries: false })
+    }
+
+    /// The same, with tokens after each sample's length masked.
+    #[must_use]
+    pub fn with_lengths(&self, lengths: Option<&Tensor>) -> Self {
+        Self { key_lengths: lengths.cloned(), ..self.clone() }
+    }
 }
 
 impl Llama {
@@ -75,8 +91,12 @@ impl Llama {
         self.config.check_length(ids.shape().width())?;
         let table = self.angles(tape, 0..ids.shape().width())?;
         let recomputes_queries = recompute == Recompute::Queries;
-        let inputs =
-            BlockInputs { rope_table: table, first_keys: first_keys.cloned(), recomputes_queries };
+        let inputs = BlockInputs {
+            rope_table: table,
+            first_keys: first_keys.cloned(),
+            key_lengths: None,
+            recomputes_queries,
+        };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
             [x] = tape.run_block(self.block_swap.as_ref(), index, || {
@@ -147,10 +167,7 @@ impl Llama {
     /// The rotary table of these positions. Packed documents need no positions of their own: attention
     /// depends on distances alone.
     fn angles(&self, tape: &Tape<'_>, positions: Range<usize>) -> Result<Tensor> {
-        let LlamaConfig { rope, head_dim, .. } = &self.config;
-        let sizes = [positions.len(), *head_dim];
-        let positions: Vec<f32> = positions.map(|position| position as f32).collect();
-        Ok(tape.device().upload(sizes, &rope_table(&[rope.axis(*head_dim)], &positions))?)
+        rotary_table(&self.config, tape.device(), positions)
     }
 
     fn normed(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
@@ -162,8 +179,15 @@ impl Llama {
     }
 }
 
+fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) -> Result<Tensor> {
+    let LlamaConfig { rope, head_dim, .. } = config;
+    let sizes = [positions.len(), *head_dim];
+    let positions: Vec<f32> = positions.map(|position| position as f32).collect();
+    Ok(device.upload(sizes, &rope_table(&[rope.axis(*head_dim)], &positions))?)
+}
+
 /// Attention and a feed-forward, each with a residual connection.
-struct LlamaBlock {
+pub struct LlamaBlock {
     norms: [ModelTensor; 2],
     q: LinearLayer,
     k: LinearLayer,
@@ -181,7 +205,8 @@ struct LlamaBlock {
 }
 
 impl LlamaBlock {
-    fn new(config: &LlamaConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
+    /// Builds a block.
+    pub fn new(config: &LlamaConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
         let (d, inner, d_head) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (n_heads, n_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let (queries, keys) = (n_heads * d_head, n_kv_heads * d_head);
@@ -208,9 +233,13 @@ impl LlamaBlock {
     }
 
     /// x [S, N, D] to the same.
-    fn forward(&self, tape: &Tape<'_>, x: &Var, inputs: &BlockInputs) -> compute::Result<Var> {
+    pub fn forward(&self, tape: &Tape<'_>, x: &Var, inputs: &BlockInputs) -> compute::Result<Var> {
         let [q, k, v] = self.project(tape, x, &inputs.rope_table, inputs.recomputes_queries)?;
-        let attention = Attention { first_keys: inputs.first_keys.as_ref(), ..self.attention() };
+        let attention = Attention {
+            first_keys: inputs.first_keys.as_ref(),
+            key_lengths: inputs.key_lengths.as_ref(),
+            ..self.attention()
+        };
         let attended = tape.attention(&q, &k, &v, attention)?;
         drop((q, k, v));
         self.finish(tape, x, &attended)

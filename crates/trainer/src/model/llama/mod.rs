@@ -17,7 +17,7 @@ mod rope;
 
 use serde::{Deserialize, Serialize};
 
-pub use forward::Llama;
+pub use forward::{BlockInputs, Llama, LlamaBlock};
 pub use rope::{RopeConfig, RopeScaling};
 
 use crate::error::TrainerError;

@@ -21,8 +21,8 @@ use super::guidance::Guidance;
 use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
 use super::text::{
-    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
-    TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, PromptTemplate, T5_FILES, T5_NAME,
+    TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -109,6 +109,7 @@ const CLIP: TextEncoderSpec = TextEncoderSpec {
     tokenizer: "tokenizer",
     kind: EncoderKind::Clip,
     prompt_length: PromptLength::Positions(77),
+    template: PromptTemplate::NONE,
     is_optional: false,
     adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
     files: CLIP_L_FILES,
@@ -120,6 +121,7 @@ const T5: TextEncoderSpec = TextEncoderSpec {
     tokenizer: "tokenizer_2",
     kind: EncoderKind::T5,
     prompt_length: PromptLength::Index(512),
+    template: PromptTemplate::NONE,
     is_optional: false,
     // kohya counts T5 as the third, as in SD3; `OneTrainer` as the second.
     adapter_names: EncoderNames { kohya: &["lora_te3", "lora_te2"], comfyui: "t5xxl" },

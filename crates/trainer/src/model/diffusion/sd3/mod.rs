@@ -23,8 +23,8 @@ use super::guidance::Guidance;
 use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
 use super::text::{
-    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, T5_FILES, T5_NAME, TextEmbedding,
-    TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, PromptTemplate, T5_FILES, T5_NAME,
+    TextEmbedding, TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -65,6 +65,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             tokenizer: "tokenizer_3",
             kind: EncoderKind::T5,
             prompt_length: PromptLength::Index(256),
+            template: PromptTemplate::NONE,
             is_optional: true,
             adapter_names: EncoderNames { kohya: &["lora_te3"], comfyui: "t5xxl" },
             files: T5_FILES,
@@ -114,6 +115,7 @@ const CLIP_L: TextEncoderSpec = TextEncoderSpec {
     tokenizer: "tokenizer",
     kind: EncoderKind::Clip,
     prompt_length: PromptLength::Positions(77),
+    template: PromptTemplate::NONE,
     is_optional: false,
     adapter_names: EncoderNames { kohya: &["lora_te1", "lora_te"], comfyui: "clip_l" },
     files: CLIP_L_FILES,

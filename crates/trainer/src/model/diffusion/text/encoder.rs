@@ -7,7 +7,7 @@ use compute::{Device, Tape};
 use weights::Catalog;
 
 use super::token_source::TokenSource;
-use super::{EncodeCallbacks, EncodingOptions, T5Loading};
+use super::{EncodeCallbacks, EncodingOptions, PromptTexts, T5Loading};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
@@ -17,8 +17,10 @@ use crate::model::config::{Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
 use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::clip::{self, ClipTextModel};
-use crate::model::encoder::t5::blocks::BlockwiseT5;
+use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder};
+use crate::model::encoder::stack::{BlockwiseEncoder, EncoderStack, StackedEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
+use crate::model::encoder::tokenizer::PromptTemplate;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
 
@@ -33,8 +35,10 @@ pub struct TextEncoderSpec {
     pub tokenizer: &'static str,
     /// Its architecture.
     pub kind: EncoderKind,
-    /// How many tokens of a prompt it sees.
+    /// How many tokens of a prompt it sees, with what a template has after it.
     pub prompt_length: PromptLength,
+    /// What a prompt is put into.
+    pub template: PromptTemplate,
     /// Whether a folder may leave it out to save memory.
     pub is_optional: bool,
     /// Its names in adapters of other programs.
@@ -52,6 +56,10 @@ pub const T5_FILES: &[&str] = &[
     "t5xxl_fp8_e4m3fn.safetensors",
 ];
 
+/// Taken: the files of `huggingface.co/Comfy-Org/Qwen-Image_ComfyUI`.
+pub const QWEN25VL_FILES: &[&str] =
+    &["qwen_2.5_vl_7b.safetensors", "qwen_2.5_vl_7b_fp8_scaled.safetensors"];
+
 /// The text encoders there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncoderKind {
@@ -59,6 +67,8 @@ pub enum EncoderKind {
     Clip,
     /// T5's encoder.
     T5,
+    /// Qwen2.5-VL's language model.
+    Qwen25Vl,
 }
 
 /// How many tokens of a prompt an encoder sees.
@@ -77,6 +87,8 @@ pub enum EncoderConfig {
     Clip(clip::ClipConfig),
     /// T5's encoder.
     T5(t5::T5Config),
+    /// Qwen2.5-VL's language model.
+    Qwen25Vl(Qwen25VlConfig),
 }
 
 /// The widths of an encoder's output.
@@ -110,6 +122,7 @@ impl EncoderConfig {
         Ok(match kind {
             EncoderKind::Clip => Self::Clip(read_checked(path, clip::ClipConfig::check)?),
             EncoderKind::T5 => Self::T5(read_checked(path, t5::T5Config::check)?),
+            EncoderKind::Qwen25Vl => Self::Qwen25Vl(read_checked(path, Qwen25VlConfig::check)?),
         })
     }
 
@@ -122,6 +135,10 @@ impl EncoderConfig {
             Self::T5(like) => {
                 t5::infer(catalog, like).map(|config| config.check().map(|()| Self::T5(config)))
             }
+            Self::Qwen25Vl(like) => {
+                let found = qwen25vl::infer(catalog, like);
+                found.map(|config| config.check().map(|()| Self::Qwen25Vl(config)))
+            }
         }
     }
 
@@ -132,6 +149,7 @@ impl EncoderConfig {
                 EmbeddingWidths { tokens: config.hidden_size, pooled: config.pooled_width() }
             }
             Self::T5(config) => EmbeddingWidths { tokens: config.d_model, pooled: 0 },
+            Self::Qwen25Vl(config) => EmbeddingWidths { tokens: config.0.hidden_size, pooled: 0 },
         }
     }
 
@@ -139,7 +157,7 @@ impl EncoderConfig {
     pub fn positions(&self) -> Option<usize> {
         match self {
             Self::Clip(config) => Some(config.max_position_embeddings),
-            Self::T5(_) => None,
+            Self::T5(_) | Self::Qwen25Vl(_) => None,
         }
     }
 
@@ -147,6 +165,7 @@ impl EncoderConfig {
         match self {
             Self::Clip(config) => config.vocab_size,
             Self::T5(config) => config.vocab_size,
+            Self::Qwen25Vl(config) => config.0.vocab_size,
         }
     }
 
@@ -154,6 +173,7 @@ impl EncoderConfig {
         match self {
             Self::Clip(config) => tensor_specs(|build| ClipTextModel::new(config, build)),
             Self::T5(config) => tensor_specs(|build| T5Encoder::new(config, build)),
+            Self::Qwen25Vl(config) => tensor_specs(|build| Qwen25VlEncoder::new(config, build)),
         }
     }
 }
@@ -254,6 +274,7 @@ impl TextEncoder {
         match self.part.config {
             EncoderConfig::Clip(_) => clip::layout(&self.part.catalog),
             EncoderConfig::T5(_) => t5::layout(&self.part.catalog),
+            EncoderConfig::Qwen25Vl(_) => qwen25vl::layout(&self.part.catalog),
         }
     }
 
@@ -266,6 +287,9 @@ impl TextEncoder {
             EncoderConfig::T5(config) => {
                 WeightFiles::find(catalog, &layout, |build| T5Encoder::new(config, build))
             }
+            EncoderConfig::Qwen25Vl(config) => {
+                WeightFiles::find(catalog, &layout, |build| Qwen25VlEncoder::new(config, build))
+            }
         }
     }
 
@@ -273,8 +297,8 @@ impl TextEncoder {
     pub(super) fn encode(
         &self,
         device: &Device,
-        EncodingOptions { precision, t5 }: EncodingOptions,
-        texts: &[String],
+        options: EncodingOptions,
+        texts: PromptTexts<'_>,
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
@@ -283,21 +307,27 @@ impl TextEncoder {
             take(encoded)?;
             callbacks.check_cancelled()
         };
-        match (&self.part.config, t5) {
-            (EncoderConfig::Clip(config), _) => {
-                self.encode_with_clip(device, config, precision, texts, callbacks, take)
+        let ids = self.tokens(texts);
+        match &self.part.config {
+            EncoderConfig::Clip(config) => {
+                self.encode_with_clip(device, config, options.precision, &ids, callbacks, take)
             }
-            (EncoderConfig::T5(config), T5Loading::Whole) => {
-                self.encode_with_t5(device, config, precision, texts, callbacks, take)
+            EncoderConfig::T5(config) => {
+                self.encode_with_stack(device, config, options, &ids, callbacks, take)
             }
-            (EncoderConfig::T5(config), T5Loading::Blocks) => {
-                let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, callbacks.tick);
-                let blocks = BlockwiseT5 { config, catalog, precision, adapter, tick };
-                let ids: Vec<_> = texts.iter().map(|text| self.tokenizer.encode(text)).collect();
-                blocks.encode(device, &ids, &mut |tokens: &[f32]| {
-                    take(TextEmbedding::from_tokens(tokens))
-                })
+            EncoderConfig::Qwen25Vl(config) => {
+                self.encode_with_stack(device, config, options, &ids, callbacks, take)
             }
+        }
+    }
+
+    /// The token ids of each text.
+    fn tokens(&self, texts: PromptTexts<'_>) -> Vec<Vec<u32>> {
+        match texts {
+            PromptTexts::Given(texts) => {
+                texts.iter().map(|text| self.tokenizer.encode(text)).collect()
+            }
+            PromptTexts::Longest(n) => vec![vec![0; self.tokenizer.max_tokens()]; n],
         }
     }
 
@@ -307,7 +337,7 @@ impl TextEncoder {
         device: &Device,
         config: &clip::ClipConfig,
         precision: Precision,
-        texts: &[String],
+        texts: &[Vec<u32>],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
@@ -317,33 +347,40 @@ impl TextEncoder {
         let files = self.files()?;
         let model =
             files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
-        texts.iter().try_for_each(|text| {
+        texts.iter().try_for_each(|ids| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let encoded = model.forward(&tape, &self.tokenizer.encode(text), 1)?;
+            let encoded = model.forward(&tape, ids, 1)?;
             let (tokens, pooled) = (encoded.penultimate.tensor(), encoded.pooled.tensor());
             take(TextEmbedding { tokens: to_vec(tokens)?, pooled: to_vec(pooled)? })
         })
     }
 
-    /// Padding is attended to, as in the reference.
-    fn encode_with_t5(
+    /// Whole or block by block. T5 attends to padding, as in the reference. The hidden states of a template's prefix are
+    /// dropped.
+    fn encode_with_stack<C: EncoderStack>(
         &self,
         device: &Device,
-        config: &t5::T5Config,
-        precision: Precision,
-        texts: &[String],
+        config: &C,
+        EncodingOptions { precision, t5 }: EncodingOptions,
+        texts: &[Vec<u32>],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
+        let n_dropped = self.spec.template.prefix.len() * self.part.config.widths().tokens;
+        let mut take = |states: &[f32]| take(TextEmbedding::from_tokens(&states[n_dropped..]));
+        if t5 == T5Loading::Blocks {
+            let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, callbacks.tick);
+            let blocks = BlockwiseEncoder { config, catalog, precision, adapter, tick };
+            return blocks.encode(device, texts, &mut take);
+        }
         let mut adapters = Adapters::loaded(self.adapter.clone());
-        let build = |build: &mut ModelBuilder<'_>| T5Encoder::new(config, build);
+        let build = |build: &mut ModelBuilder<'_>| StackedEncoder::new(config, build);
         let files = self.files()?;
         let model =
             files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
-        texts.iter().try_for_each(|text| {
+        texts.iter().try_for_each(|ids| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let tokens = model.forward(&tape, &self.tokenizer.encode(text), 1, None)?;
-            take(TextEmbedding::from_tokens(&to_vec(tokens.tensor())?))
+            take(&to_vec(model.forward(&tape, ids, 1, None)?.tensor())?)
         })
     }
 }

@@ -2,6 +2,7 @@
 //! largest, whole or block by block.
 
 mod encoder;
+pub mod templates;
 mod token_source;
 
 use std::collections::HashMap;
@@ -11,9 +12,10 @@ use compute::Device;
 use serde::Deserialize;
 use weights::{BytesDoneFn, WeightsError};
 
+pub use crate::model::encoder::tokenizer::PromptTemplate;
 pub use encoder::{
-    CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, T5_FILES,
-    TextEmbedding, TextEncoder, TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN25VL_FILES,
+    T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 
 use self::token_source::TokenSource;
@@ -64,6 +66,24 @@ pub enum T5Loading {
 
 /// T5's name in plans and progress.
 pub const T5_NAME: &str = "t5";
+
+/// What is encoded.
+#[derive(Clone, Copy)]
+enum PromptTexts<'a> {
+    /// These.
+    Given(&'a [String]),
+    /// In a dry run: so many, as long as an encoder can see.
+    Longest(usize),
+}
+
+impl PromptTexts<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::Given(texts) => texts.len(),
+            Self::Longest(n) => n,
+        }
+    }
+}
 
 /// What `model_index.json` may say of prompts.
 #[derive(Default, Deserialize)]
@@ -119,7 +139,8 @@ impl TextEncoders {
         let slot = |(spec, part): (TextEncoderSpec, Option<_>)| -> Result<EncoderSlot> {
             let length = stated.length(&spec, most);
             let encoder = |part| -> Result<TextEncoder> {
-                let words = TokenSource::open(&folder.join(spec.tokenizer), length)?;
+                let folder = folder.join(spec.tokenizer);
+                let words = TokenSource::open(&folder, length, spec.template)?;
                 Ok(TextEncoder::new(spec, part, words))
             };
             Ok(EncoderSlot { length, encoder: part.map(encoder).transpose()? })
@@ -137,7 +158,8 @@ impl TextEncoders {
         let slot = |(spec, encoder): (&TextEncoderSpec, EncoderConfig)| {
             let length = spec.prompt_length.default();
             let part = spec.meta(path, encoder)?;
-            let encoder = TextEncoder::new(*spec, part, TokenSource::Meta(length));
+            let words = TokenSource::Meta(spec.template.prefix.len() + length);
+            let encoder = TextEncoder::new(*spec, part, words);
             Ok(EncoderSlot { length, encoder: Some(encoder) })
         };
         let list = config.family().encoders.iter().zip(encoders).map(slot);
@@ -233,6 +255,28 @@ impl TextEncoders {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
+        self.encode_texts(device, encoding, PromptTexts::Given(texts), callbacks, take)
+    }
+
+    /// Encodes so many texts as long as each encoder can see, for a dry run.
+    pub fn encode_longest(
+        &self,
+        device: &Device,
+        encoding: EncodingOptions,
+        n: usize,
+        callbacks: EncodeCallbacks<'_>,
+    ) -> Result<()> {
+        self.encode_texts(device, encoding, PromptTexts::Longest(n), callbacks, &mut |_| Ok(()))
+    }
+
+    fn encode_texts(
+        &self,
+        device: &Device,
+        encoding: EncodingOptions,
+        texts: PromptTexts<'_>,
+        callbacks: EncodeCallbacks<'_>,
+        take: &mut dyn FnMut(Condition) -> Result<()>,
+    ) -> Result<()> {
         let last = self.slots.iter().rposition(|slot| slot.encoder.is_some());
         let mut before = Vec::new();
         for slot in &self.slots[..last.unwrap_or(0)] {
@@ -259,7 +303,7 @@ impl TextEncoders {
         };
         match last.and_then(|last| self.slots[last].encoder.as_ref()) {
             Some(encoder) => encoder.encode(device, encoding, texts, callbacks, &mut whole),
-            None => texts.iter().try_for_each(|_| whole(TextEmbedding::default())),
+            None => (0..texts.len()).try_for_each(|_| whole(TextEmbedding::default())),
         }
     }
 
@@ -366,7 +410,7 @@ mod tests {
     use super::*;
     use crate::model::diffusion::Pipeline;
     use crate::model::diffusion::paths::PartPaths;
-    use crate::model::encoder::t5::blocks::T5_TEXT_BATCH;
+    use crate::model::encoder::stack::TEXT_BATCH;
     use crate::sample::encoding::plan_encoding;
 
     /// In exactly as much memory as was planned for T5 block by block.
@@ -374,8 +418,7 @@ mod tests {
     fn t5_block_by_block_gives_the_same_bits() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
         let encoders = Pipeline::open(&golden, &PartPaths::default()).unwrap().encoders;
-        let all: Vec<String> =
-            (0..T5_TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
+        let all: Vec<String> = (0..TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
         let callbacks =
             EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         for (dtype, base) in [

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, TrainerError};
-use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
+use crate::model::encoder::tokenizer::{PromptTemplate, PromptTokenizer, Truncation};
 
 /// Where tokens come from.
 pub(super) enum TokenSource {
@@ -16,10 +16,11 @@ pub(super) enum TokenSource {
 }
 
 impl TokenSource {
-    /// A tokenizer's folder, for texts of so many tokens.
-    pub fn open(folder: &Path, length: usize) -> Result<Self> {
+    /// A tokenizer's folder, for texts of so many tokens inside of a template.
+    pub fn open(folder: &Path, length: usize, template: PromptTemplate) -> Result<Self> {
         let files = files_in(folder)?;
-        Ok(Self::Loaded(Box::new(PromptTokenizer::open(folder, length)?), files))
+        let tokenizer = PromptTokenizer::open_with(folder, length, template)?;
+        Ok(Self::Loaded(Box::new(tokenizer), files))
     }
 
     /// The tokens of a text.
@@ -27,6 +28,14 @@ impl TokenSource {
         match self {
             Self::Loaded(tokenizer, _) => tokenizer.encode(text).ids,
             Self::Meta(n) => vec![0; *n],
+        }
+    }
+
+    /// As many as a text can have.
+    pub fn max_tokens(&self) -> usize {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.max_tokens(),
+            Self::Meta(n) => *n,
         }
     }
 

@@ -71,7 +71,6 @@ impl PromptTokenizerConfig {
             settings.read_values(SPECIAL)?;
             settings.read_added()?;
         }
-        settings.right("padding_side")?;
         settings.right("truncation_side")?;
         Ok(settings)
     }
@@ -114,6 +113,7 @@ impl PromptTokenizerConfig {
             None => Ok(None),
             Some("CLIPTokenizer" | "CLIPTokenizerFast") => Ok(Some(TokenizerKind::Clip)),
             Some("T5Tokenizer" | "T5TokenizerFast") => Ok(Some(TokenizerKind::T5)),
+            Some("Qwen2Tokenizer" | "Qwen2TokenizerFast") => Ok(Some(TokenizerKind::Qwen2)),
             Some(class) => {
                 Err(TokenizerError::UnknownClass { class: class.into(), path: self.path() })
             }
@@ -203,7 +203,8 @@ impl PromptTokenizerConfig {
         }
     }
 
-    fn right(&self, setting: &'static str) -> Result<(), TokenizerError> {
+    /// Checks that a side is the right one.
+    pub fn right(&self, setting: &'static str) -> Result<(), TokenizerError> {
         let side: Option<String> = self.get(setting)?;
         match side.filter(|side| side != "right") {
             Some(found) => Err(TokenizerError::Side { setting, found, path: self.path() }),

@@ -1,0 +1,199 @@
+//! Qwen2.5-VL as a text encoder (transformers' `Qwen2_5_VLForConditionalGeneration`): the language model of `llama/` with
+//! its last hidden state after the final norm. The output layer and the vision tower are never loaded.
+//!
+//! Its rotary positions have three axes, for images; those of text are equal on all, which is one axis.
+
+use compute::{Device, Result as Computed, Tape, Tensor, Var};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value, json};
+use weights::Catalog;
+
+use super::stack::{EncoderStack, StackedEncoder};
+use crate::error::Result;
+use crate::model::build::ModelBuilder;
+use crate::model::config::Unsupported;
+use crate::model::files::CheckpointLayout;
+use crate::model::llama::{
+    BlockInputs, LanguageFamily, LlamaBlock, LlamaConfig, RopeConfig, RopeScaling, names,
+};
+use crate::model::tensor_piece::TensorPiece;
+
+/// What `text_encoder/config.json` says of the language model. Files of transformers up to 4.51 have its settings at the
+/// top, later ones under `text_config`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Qwen25VlConfig(pub LlamaConfig);
+
+/// Taken: the default of transformers' `Qwen2_5_VLTextConfig`, as the next.
+const DEFAULT_THETA: f64 = 1e6;
+const DEFAULT_EPSILON: f64 = 1e-5;
+
+impl Qwen25VlConfig {
+    /// Qwen2.5-VL-7B, as image models come with it.
+    pub fn published() -> Self {
+        Self(LlamaConfig {
+            family: LanguageFamily::Qwen2,
+            vocab_size: 152_064,
+            hidden_size: 3584,
+            intermediate_size: 18_944,
+            num_hidden_layers: 28,
+            num_attention_heads: 28,
+            num_key_value_heads: 4,
+            head_dim: 128,
+            max_position_embeddings: 128_000,
+            rms_norm_eps: 1e-6,
+            rope: RopeConfig { theta: DEFAULT_THETA, scaling: RopeScaling::None },
+            // The output layer is not asked for.
+            tie_word_embeddings: true,
+            attention_bias: false,
+            mlp_bias: false,
+            window: None,
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+        })
+    }
+
+    /// Checks that all of it is supported.
+    pub fn check(&self) -> std::result::Result<(), Unsupported> {
+        self.0.check()
+    }
+}
+
+impl<'de> Deserialize<'de> for Qwen25VlConfig {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        use serde::de::Error;
+        let mut settings = Map::<String, Value>::deserialize(from)?;
+        let text = settings.remove("text_config");
+        let text = text.unwrap_or(Value::Object(settings));
+        let Value::Object(text) = text else {
+            return Err(D::Error::custom(format!("text_config is {text}, expected settings")));
+        };
+        let config = serde_json::from_value(as_qwen2(text));
+        let config: LlamaConfig = config.map_err(D::Error::custom)?;
+        Ok(Self(LlamaConfig { tie_word_embeddings: true, ..config }))
+    }
+}
+
+/// The same settings as those of a Qwen2.
+fn as_qwen2(mut text: Map<String, Value>) -> Value {
+    text.insert("model_type".into(), "qwen2".into());
+    text.entry("rms_norm_eps").or_insert(DEFAULT_EPSILON.into());
+    text.entry("rope_theta").or_insert(DEFAULT_THETA.into());
+    for rotary in ["rope_scaling", "rope_parameters"] {
+        let Some(Value::Object(rotary)) = text.get_mut(rotary) else { continue };
+        for kind in ["type", "rope_type"] {
+            if rotary.get(kind).is_some_and(|kind| kind == "mrope") {
+                rotary.insert(kind.into(), json!("default"));
+            }
+        }
+    }
+    Value::Object(text)
+}
+
+/// Whether a file holds Qwen2.5-VL or a Qwen2, whose names and shapes are the same.
+pub fn is_qwen25vl(catalog: &Catalog) -> bool {
+    shape_of(catalog, "model.layers.0.self_attn.q_proj.bias").is_some()
+}
+
+/// Infers the config of a file from its shapes, and from `like` what they do not tell: the width of heads, epsilon and
+/// rotary settings.
+pub fn infer(catalog: &Catalog, like: &Qwen25VlConfig) -> Option<Qwen25VlConfig> {
+    let shape = |name: &str| shape_of(catalog, &format!("model.{name}.weight"));
+    let rows = |layer: &str| shape(&format!("layers.0.{layer}"))?.first().copied();
+    let &[vocab_size, hidden_size] = &shape("embed_tokens")?[..] else { return None };
+    let is_there = |index: &usize| shape(&format!("layers.{index}.mlp.up_proj")).is_some();
+    let head_dim = like.0.head_dim.max(1);
+    Some(Qwen25VlConfig(LlamaConfig {
+        vocab_size,
+        hidden_size,
+        intermediate_size: rows("mlp.up_proj")?,
+        num_hidden_layers: (0..catalog.tensors.len()).take_while(is_there).count(),
+        num_attention_heads: rows("self_attn.q_proj")? / head_dim,
+        num_key_value_heads: rows("self_attn.k_proj")? / head_dim,
+        ..like.0.clone()
+    }))
+}
+
+/// The shape of a tensor by our name for it.
+fn shape_of(catalog: &Catalog, name: &str) -> Option<Vec<usize>> {
+    let pieces = (layout(catalog).pieces)(name);
+    let tensor = catalog.find(&pieces.first()?.key).ok()?;
+    Some(tensor.shape.iter().map(|size| *size as usize).collect())
+}
+
+const EMBEDDING: &str = "embed_tokens.weight";
+
+/// Names begin with `model.`, in files of newer transformers with `model.language_model.`; all others are the output layer
+/// and the vision tower. GGUF files have names of their own.
+pub fn layout(catalog: &Catalog) -> CheckpointLayout<'static> {
+    if names::is_gguf(catalog) {
+        let place = |name: &str| vec![TensorPiece::whole(names::gguf_name(name))];
+        let ignores = |name: &str| name == "output.weight";
+        return CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) };
+    }
+    let mut found = catalog.tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(EMBEDDING));
+    let prefix = found.next().unwrap_or("model.").to_owned();
+    let ours = prefix.clone();
+    let is_spare = move |name: &str| match name.strip_prefix(&ours) {
+        Some(inner) => inner.starts_with("visual.") || inner.ends_with("rotary_emb.inv_freq"),
+        None => true,
+    };
+    let place = move |name: &str| {
+        let inner = name.strip_prefix("model.").unwrap_or(name);
+        vec![TensorPiece::whole(format!("{prefix}{inner}"))]
+    };
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(is_spare) }
+}
+
+/// The encoder.
+pub type Qwen25VlEncoder = StackedEncoder<Qwen25VlConfig>;
+
+impl EncoderStack for Qwen25VlConfig {
+    /// The token embedding.
+    type Embedding = Var;
+    type Block = LlamaBlock;
+    type Inputs = BlockInputs;
+
+    fn n_blocks(&self) -> usize {
+        self.0.num_hidden_layers
+    }
+
+    fn epsilon(&self) -> f32 {
+        self.0.rms_norm_eps
+    }
+
+    fn layout<'c>(&self, catalog: &'c Catalog) -> CheckpointLayout<'c> {
+        layout(catalog)
+    }
+
+    fn embedding(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
+        build.array(format!("model.{EMBEDDING}"), [self.0.vocab_size, self.0.hidden_size])
+    }
+
+    fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<LlamaBlock> {
+        LlamaBlock::new(&self.0, build.at(format!("model.layers.{index}")))
+    }
+
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
+        build.vector("model.norm.weight", self.0.hidden_size)
+    }
+
+    fn tokens(embedding: &Var) -> &Var {
+        embedding
+    }
+
+    fn inputs(&self, device: &Device, _: &Var, n: usize) -> Result<BlockInputs> {
+        self.0.check_length(n)?;
+        BlockInputs::of_text(&self.0, device, n)
+    }
+
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        block: &LlamaBlock,
+        x: &Var,
+        inputs: &BlockInputs,
+        lengths: Option<&Tensor>,
+    ) -> Computed<Var> {
+        block.forward(tape, x, &inputs.with_lengths(lengths))
+    }
+}

@@ -1,0 +1,200 @@
+//! Text encoders that are a token embedding, equal blocks and a norm: T5 and the language models. Large as they are, they
+//! encode whole, or with one block in memory at a time.
+//!
+//! Activations of both outgrow f16, so that with weights in f16 they are f32.
+//!
+//! Shapes: S samples, N tokens, D width.
+
+use std::collections::{BTreeMap, HashMap};
+
+use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
+use weights::{BytesDoneFn, Catalog, WeightsError};
+
+use crate::error::Result;
+use crate::model::adapter::{Adapters, LoraWeights};
+use crate::model::build::{ModelBuilder, Precision};
+use crate::model::files::{self, CheckpointLayout, WeightFiles};
+use crate::model::host::to_vec;
+
+/// The config of such an encoder.
+pub trait EncoderStack: Clone {
+    /// What comes before the blocks.
+    type Embedding;
+    /// A block.
+    type Block;
+    /// What all blocks see beside the hidden states.
+    type Inputs;
+
+    /// Blocks.
+    fn n_blocks(&self) -> usize;
+
+    /// Epsilon of norms.
+    fn epsilon(&self) -> f32;
+
+    /// Its names in these files.
+    fn layout<'c>(&self, catalog: &'c Catalog) -> CheckpointLayout<'c>;
+
+    /// Builds what comes before the blocks.
+    fn embedding(&self, build: &mut ModelBuilder<'_>) -> Result<Self::Embedding>;
+
+    /// Builds a block.
+    fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<Self::Block>;
+
+    /// Builds the weight of the last norm.
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var>;
+
+    /// The token embedding, [vocabulary, D].
+    fn tokens(embedding: &Self::Embedding) -> &Var;
+
+    /// The inputs of blocks for texts of N tokens.
+    fn inputs(
+        &self,
+        device: &Device,
+        embedding: &Self::Embedding,
+        n: usize,
+    ) -> Result<Self::Inputs>;
+
+    /// x [S, N, D] to the same. With `lengths` `[S]`, tokens after a text's length are masked.
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        block: &Self::Block,
+        x: &Var,
+        inputs: &Self::Inputs,
+        lengths: Option<&Tensor>,
+    ) -> Computed<Var>;
+}
+
+/// An encoder, whole.
+pub struct StackedEncoder<C: EncoderStack> {
+    config: C,
+    embedding: C::Embedding,
+    blocks: Vec<C::Block>,
+    norm: Var,
+}
+
+impl<C: EncoderStack> StackedEncoder<C> {
+    /// Builds the model.
+    pub fn new(config: &C, build: &mut ModelBuilder<'_>) -> Result<Self> {
+        Ok(Self {
+            config: config.clone(),
+            embedding: config.embedding(build)?,
+            blocks: (0..config.n_blocks())
+                .map(|index| config.block(build, index))
+                .collect::<Result<_>>()?,
+            norm: config.last_norm(build)?,
+        })
+    }
+
+    /// Encodes texts of equal length, N token ids after N token ids: [S, N, D]. With `lengths`, tokens after a text's
+    /// length are masked.
+    pub fn forward(
+        &self,
+        tape: &Tape<'_>,
+        ids: &[u32],
+        samples: usize,
+        lengths: Option<&[u32]>,
+    ) -> Result<Var> {
+        let (device, n) = (tape.device(), ids.len() / samples.max(1));
+        let inputs = self.config.inputs(device, &self.embedding, n)?;
+        let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
+        let ids = device.upload([samples, n], ids)?;
+        let mut x = embed(tape, &ids, C::tokens(&self.embedding))?;
+        for block in &self.blocks {
+            x = self.config.forward(tape, block, &x, &inputs, lengths.as_ref())?;
+        }
+        Ok(tape.rms_norm(&x, Some(&self.norm), self.config.epsilon())?)
+    }
+}
+
+fn embed(tape: &Tape<'_>, ids: &Tensor, tokens: &Var) -> Result<Var> {
+    let x = tape.embedding(ids, tokens)?;
+    let dtype = if x.dtype() == Dtype::F16 { Dtype::F32 } else { x.dtype() };
+    Ok(tape.convert(&x, dtype)?)
+}
+
+/// Texts that go through a block together. Chosen: their hidden states take 64 MiB with T5-XXL in bf16, a
+/// sixth of a block, and reading the file takes less time than encoding so many.
+pub const TEXT_BATCH: usize = 32;
+
+/// An encoder on disk, of which one block is in memory at a time, read from the file for as long as it is needed. A batch
+/// of texts goes through a block, and their hidden states stay in the arena for the next. The same kernels see the same
+/// values as in the whole model, so the result is the same bit for bit; the file is read once for every [`TEXT_BATCH`]
+/// texts.
+pub struct BlockwiseEncoder<'a, C> {
+    /// Its config.
+    pub config: &'a C,
+    /// Its files.
+    pub catalog: &'a Catalog,
+    /// In which dtypes it is held.
+    pub precision: Precision,
+    /// Adapters by layer.
+    pub adapter: &'a HashMap<String, LoraWeights>,
+    /// Called with the number of bytes read; returns whether to go on.
+    pub tick: BytesDoneFn<'a>,
+}
+
+impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
+    /// [N, D] of each text of N token ids, in their order.
+    pub fn encode(
+        &self,
+        device: &Device,
+        texts: &[Vec<u32>],
+        take: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for texts in texts.chunks(TEXT_BATCH) {
+            let encoded = self.encode_together(device, texts)?;
+            encoded.into_iter().try_for_each(|state| take(&to_vec(state.tensor())?))?;
+        }
+        Ok(())
+    }
+
+    fn encode_together(&self, device: &Device, texts: &[Vec<u32>]) -> Result<Vec<Var>> {
+        let (start, adapters) = self.load(device, |build| self.config.embedding(build))?;
+        let mut inputs = BTreeMap::new();
+        for n in texts.iter().map(Vec::len) {
+            if !inputs.contains_key(&n) {
+                inputs.insert(n, self.config.inputs(device, &start, n)?);
+            }
+        }
+        let tape = Tape::inference(device, &adapters.params, 0);
+        let embedded =
+            |ids: &Vec<u32>| embed(&tape, &device.upload([1, ids.len()], ids)?, C::tokens(&start));
+        let mut states = texts.iter().map(embedded).collect::<Result<Vec<Var>>>()?;
+        drop(start);
+        for index in 0..self.config.n_blocks() {
+            let (block, adapters) = self.load(device, |build| self.config.block(build, index))?;
+            for (state, ids) in states.iter_mut().zip(texts) {
+                let tape = Tape::inference(device, &adapters.params, 0);
+                let inputs = &inputs[&ids.len()];
+                *state = self.config.forward(&tape, &block, state, inputs, None)?;
+                self.check_cancelled()?;
+            }
+        }
+        let (norm, adapters) = self.load(device, |build| self.config.last_norm(build))?;
+        let tape = Tape::inference(device, &adapters.params, 0);
+        let last = |state: &Var| Ok(tape.rms_norm(state, Some(&norm), self.config.epsilon())?);
+        states.iter().map(last).collect()
+    }
+
+    /// A part of the model, and the adapters beside its layers.
+    fn load<T>(
+        &self,
+        device: &Device,
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<T>,
+    ) -> Result<(T, Adapters)> {
+        // All names and shapes were checked when the files were opened.
+        let layout = self.config.layout(self.catalog);
+        let layout = CheckpointLayout { ignores: Box::new(|_| true), ..layout };
+        let files = WeightFiles::find(self.catalog, &layout, &build)?;
+        let mut adapters = Adapters::loaded(self.adapter.clone());
+        let part =
+            files::load_model(device, &files, self.precision, &mut adapters, self.tick, build)?;
+        Ok((part, adapters))
+    }
+
+    /// Checked often, since a block of many texts takes a while.
+    fn check_cancelled(&self) -> Result<()> {
+        if (self.tick)(0) { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
+    }
+}
