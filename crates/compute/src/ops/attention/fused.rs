@@ -20,10 +20,10 @@ pub fn workspace(sizes: AttentionSizes) -> usize {
     WORKSPACE + 2 * each
 }
 
-/// Whether the library could do it, were it there. What documents a sample is packed from is data, and
-/// not asked here.
+/// Whether the library could do it, were it there. How long samples are and what documents they are packed
+/// from is data, and not asked here.
 pub fn may_fit(sizes: AttentionSizes, how: Attention<'_>) -> bool {
-    let is_plain = how.key_lengths.is_none() && how.relative_bias.is_none();
+    let is_plain = how.relative_bias.is_none();
     // The library counts places from the first key, we from the last.
     let is_even = !how.is_causal || sizes.queries == sizes.keys;
     let is_some = sizes.samples * sizes.queries * sizes.keys > 0;
@@ -31,10 +31,13 @@ pub fn may_fit(sizes: AttentionSizes, how: Attention<'_>) -> bool {
     is_plain && is_even && is_some && is_wide
 }
 
-/// Whether the library can do it: every sample is one document.
+/// Whether the library can do it: every sample is one document, and as long as the others.
 pub fn is_fit(sizes: AttentionSizes, how: Attention<'_>) -> bool {
     let is_first = |first: &Tensor| first.indices().iter().all(|key| *key == 0);
-    may_fit(sizes, how) && how.first_keys.is_none_or(is_first)
+    let is_full = |lengths: &Tensor| lengths.indices().iter().all(|n| *n as usize == sizes.keys);
+    may_fit(sizes, how)
+        && how.first_keys.is_none_or(is_first)
+        && how.key_lengths.is_none_or(is_full)
 }
 
 /// Names of tensors and numbers in the graphs.
