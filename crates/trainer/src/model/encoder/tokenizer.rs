@@ -32,14 +32,13 @@ use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 pub use error::TokenizerError;
 use settings::{AddedTokenEntry, PromptTokenizerConfig};
 pub use template::PromptTemplate;
-use template::TemplateText;
 
 /// Turns texts into token ids, truncated to one length and, for CLIP and T5, padded to it.
 pub struct PromptTokenizer {
     inner: tokenizers::Tokenizer,
     framing: Option<PromptFraming>,
-    template: TemplateText,
-    /// Tokens of a text at most, without the template's prefix.
+    template: PromptTemplate,
+    /// Tokens of a text at most, without those that its template drops.
     length: usize,
     vocab_size: usize,
 }
@@ -80,7 +79,7 @@ impl PromptTokenizer {
         Self::open_with(folder, length, PromptTemplate::NONE)
     }
 
-    /// The same for texts inside of a template: up to `length` tokens after its prefix.
+    /// The same for texts inside of a template: up to `length` tokens after those that it drops.
     pub fn open_with(
         folder: &Path,
         length: usize,
@@ -103,7 +102,6 @@ impl PromptTokenizer {
         if length < needed {
             return Err(TokenizerError::TooShort { length, needed });
         }
-        let template = TemplateText::decode(&inner, template, folder)?;
         let largest = inner.get_added_tokens_decoder().into_keys().fold(largest, u32::max);
         Ok(Self { inner, framing, template, length, vocab_size: largest as usize + 1 })
     }
@@ -129,27 +127,27 @@ impl PromptTokenizer {
 
     /// What of a text is truncated, if anything.
     pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
-        let (room, prefix) = (self.room(), self.template.n_prefix());
+        let (room, PromptTemplate { prefix, suffix, n_dropped }) = (self.room(), self.template);
         // A token has at least a byte, and T5 puts a space in front. Text that is not ASCII may become
         // longer when it is normalised.
-        if text.is_ascii() && text.len() + prefix + self.template.n_suffix() < room {
+        if text.is_ascii() && text.len() + prefix.len() + suffix.len() < room {
             return None;
         }
         let whole = self.template.around(text);
         let found = self.inner.encode(whole, false).expect("unk_token was found in the vocabulary");
         let (start, _) = *found.get_offsets().get(room)?;
-        let start = start.saturating_sub(self.template.prefix.len()).min(text.len());
+        let start = start.saturating_sub(prefix.len()).min(text.len());
         let start = (0..=start).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        let n_tokens = found.len() + self.n_framing() - prefix;
+        let n_tokens = found.len() + self.n_framing() - n_dropped;
         let lost = text[start..].trim();
         // Of a template, the end may be lost alone.
-        let is_lost = self.template.n_suffix() == 0 || !lost.is_empty();
+        let is_lost = suffix.is_empty() || !lost.is_empty();
         is_lost.then_some(Truncation { n_tokens, max_tokens: self.length, lost })
     }
 
     /// As many ids as a text can have, with its template.
     pub fn max_tokens(&self) -> usize {
-        self.template.n_prefix() + self.length
+        self.template.n_dropped + self.length
     }
 
     /// Tokens that a text and its template may have.

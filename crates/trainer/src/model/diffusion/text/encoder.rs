@@ -366,7 +366,7 @@ impl TextEncoder {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
-        let n_dropped = self.spec.template.prefix.len() * self.part.config.widths().tokens;
+        let n_dropped = self.spec.template.n_dropped * self.part.config.widths().tokens;
         let mut take = |states: &[f32]| take(TextEmbedding::from_tokens(&states[n_dropped..]));
         if t5 == T5Loading::Blocks {
             let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, callbacks.tick);

@@ -158,7 +158,7 @@ impl TextEncoders {
         let slot = |(spec, encoder): (&TextEncoderSpec, EncoderConfig)| {
             let length = spec.prompt_length.default();
             let part = spec.meta(path, encoder)?;
-            let words = TokenSource::Meta(spec.template.prefix.len() + length);
+            let words = TokenSource::Meta(spec.template.n_dropped + length);
             let encoder = TextEncoder::new(*spec, part, words);
             Ok(EncoderSlot { length, encoder: Some(encoder) })
         };

@@ -102,18 +102,6 @@ pub enum TokenizerError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A vocabulary for which the model's prompt template was not made.
-    #[error("token {position} of the prompt template is {got}, expected {expected}: {}", folder.display())]
-    Template {
-        /// From 1.
-        position: usize,
-        /// The token's id.
-        expected: u32,
-        /// What the tokenizer makes of the template's text there.
-        got: String,
-        /// The folder.
-        folder: PathBuf,
-    },
     /// No room for a text between BOS and EOS.
     #[error("a length of {length} tokens, the special tokens alone take {needed}")]
     TooShort {
@@ -155,7 +143,6 @@ impl TokenizerError {
                 "download the file again, or ask its author"
             }
             Self::UnknownClass { .. } => "give the folder of a CLIP, T5 or Qwen2 tokenizer",
-            Self::Template { .. } => "give the tokenizer of the model's own folder",
             Self::UnknownPart { .. } => "give the tokenizer of a model that hearth trains",
             Self::Text { .. } => "download the tokenizer's files again, all from one model",
             Self::Side { .. } | Self::NoSpecialToken { .. } | Self::SpecialToken { .. } => {
