@@ -25,9 +25,17 @@ impl TimestepEmbedder {
         Ok(Self { first, second: build.linear_unquantised("linear_2", width, width)? })
     }
 
-    /// A vector [samples, width] for each of `timesteps`.
-    pub fn forward(&self, tape: &Tape<'_>, timesteps: &[f32], dtype: Dtype) -> Result<Var> {
-        let sinusoids: Vec<f32> = timesteps.iter().flat_map(|timestep| embed(*timestep)).collect();
+    /// A vector [samples, width] for each of `timesteps`, whose angles are multiplied by `scale`: in f32 it makes a
+    /// difference when that is done.
+    pub fn forward(
+        &self,
+        tape: &Tape<'_>,
+        timesteps: &[f32],
+        scale: f32,
+        dtype: Dtype,
+    ) -> Result<Var> {
+        let sinusoids: Vec<f32> =
+            timesteps.iter().flat_map(|timestep| embed(*timestep, scale)).collect();
         let sinusoids =
             tape.device().upload_as([timesteps.len(), EMBEDDING_DIM], &sinusoids, dtype)?;
         let hidden = self.first.forward_activated(tape, &sinusoids.into(), Activation::Silu)?;
@@ -35,10 +43,11 @@ impl TimestepEmbedder {
     }
 }
 
-fn embed(timestep: f32) -> impl Iterator<Item = f32> {
+fn embed(timestep: f32, scale: f32) -> impl Iterator<Item = f32> {
     let half = EMBEDDING_DIM / 2;
-    let angle =
-        move |index: usize| timestep * (-MAX_PERIOD.ln() * index as f32 / half as f32).exp();
+    let angle = move |index: usize| {
+        scale * (timestep * (-MAX_PERIOD.ln() * index as f32 / half as f32).exp())
+    };
     (0..half)
         .map(move |index| angle(index).cos())
         .chain((0..half).map(move |index| angle(index).sin()))

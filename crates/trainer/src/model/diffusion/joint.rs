@@ -1,5 +1,6 @@
-//! The joint (MM-DiT) block of SD3 and FLUX: two streams, image tokens and prompt tokens, each with separate
-//! weights, with joint attention (Esser et al., arXiv 2403.03206, section 4). Families differ in QK norm and rotary positions.
+//! The joint (MM-DiT) block of SD3, FLUX and Qwen-Image: two streams, image tokens and prompt tokens, each with separate
+//! weights, with joint attention (Esser et al., arXiv 2403.03206, section 4). Families differ in QK norm, rotary
+//! positions, the names of layers, and in what becomes of the prompt in the last block.
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
@@ -39,14 +40,55 @@ pub struct JointBlockConfig {
     pub has_qk_norm: bool,
     /// Whether image tokens have a second attention among themselves.
     pub has_dual_attention: bool,
-    /// Whether it is the last block, after which the prompt is not needed.
-    pub is_last: bool,
+    /// What becomes of the prompt.
+    pub prompt: PromptUse,
+    /// Names of its layers.
+    pub names: JointNames,
 }
 
-/// How a block is computed.
+/// What becomes of the prompt in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptUse {
+    /// The next block takes it.
+    Next,
+    /// Nothing takes it, and the block has no layers for it after attention: the last of SD3.
+    Dropped,
+    /// Nothing takes it, although the block has all layers for it: the last of Qwen-Image.
+    Unused,
+}
+
+/// The names of a block's layers, where families differ.
+#[derive(Clone, Copy, Debug)]
+pub struct JointNames {
+    /// The modulations of image and prompt.
+    pub modulations: [&'static str; 2],
+    /// The feed-forwards of image and prompt.
+    pub feed_forwards: [&'static str; 2],
+}
+
+impl JointNames {
+    /// Of SD3 and FLUX.
+    pub const DIFFUSERS: Self = Self {
+        modulations: ["norm1.linear", "norm1_context.linear"],
+        feed_forwards: ["ff.net", "ff_context.net"],
+    };
+}
+
+/// Where tokens are, and which of them count; the same for all blocks of a model.
+#[derive(Clone, Default)]
+pub struct JointPositions {
+    /// The rotary table of image tokens.
+    pub image: Option<Tensor>,
+    /// The rotary table of the prompt's tokens; at the origin if there is none.
+    pub prompt: Option<Tensor>,
+    /// Tokens of image and prompt that count in each sample, u32 `[S]`, if not all do.
+    pub lengths: Option<Tensor>,
+}
+
+/// How a stream's queries, keys and values are computed.
 #[derive(Clone, Copy)]
-pub struct BlockOptions<'a> {
-    /// The rotary table of image tokens; a prompt's are at the origin.
+pub struct QkvOptions<'a> {
+    /// The rotary table of its tokens; at the origin if there is none.
     pub rope: Option<&'a Tensor>,
     /// Whether queries are recomputed in backward instead of kept.
     pub recomputes_queries: bool,
@@ -68,19 +110,22 @@ pub struct JointBlock {
     feed_forward: FeedForward,
     context_modulation: LinearLayer,
     context: QkvProjections,
-    /// None in the last block, after which the prompt is not needed.
+    /// None in the last block of SD3, after which the prompt is not needed.
     context_out: Option<(LinearLayer, FeedForward)>,
+    prompt: PromptUse,
 }
 
 impl JointBlock {
     /// Builds the block.
     pub fn new(joint: JointBlockConfig, mut build: ModelBuilder<'_>) -> Result<Self> {
-        let (d, JointBlockConfig { has_dual_attention: is_dual, is_last, .. }) =
+        let (d, JointBlockConfig { has_dual_attention: is_dual, prompt, .. }) =
             (joint.width(), joint);
+        let JointNames { modulations, feed_forwards } = joint.names;
+        let (is_used, is_dropped) = (prompt == PromptUse::Next, prompt == PromptUse::Dropped);
         let image = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
         let context = ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"];
         Ok(Self {
-            modulation: build.linear("norm1.linear", d, if is_dual { 9 } else { 6 } * d)?,
+            modulation: build.linear(modulations[0], d, if is_dual { 9 } else { 6 } * d)?,
             image: QkvProjections::new(joint, build.at("attn"), image, true)?,
             image_out: build.linear("attn.to_out.0", d, d)?,
             dual_attention: if is_dual {
@@ -89,20 +134,22 @@ impl JointBlock {
             } else {
                 None
             },
-            feed_forward: FeedForward::new(build.at("ff.net"), d)?,
+            feed_forward: FeedForward::new(build.at(feed_forwards[0]), d)?,
             context_modulation: build.linear(
-                "norm1_context.linear",
+                modulations[1],
                 d,
-                if is_last { 2 } else { 6 } * d,
+                if is_dropped { 2 } else { 6 } * d,
             )?,
             // The output of the last block's prompt queries is not used.
-            context: QkvProjections::new(joint, build.at("attn"), context, !is_last)?,
-            context_out: if is_last {
+            context: QkvProjections::new(joint, build.at("attn"), context, is_used)?,
+            context_out: if is_dropped {
                 None
             } else {
+                let mut build = build.unused(!is_used);
                 let out = build.linear("attn.to_add_out", d, d)?;
-                Some((out, FeedForward::new(build.at("ff_context.net"), d)?))
+                Some((out, FeedForward::new(build.at(feed_forwards[1]), d)?))
             },
+            prompt,
         })
     }
 
@@ -113,18 +160,17 @@ impl JointBlock {
         block_swap: Option<&'m BlockSwap>,
         index: usize,
         tokens: [&Var; 3],
-        rope: Option<&Tensor>,
+        positions: &JointPositions,
         recompute: Recompute,
     ) -> compute::Result<[Var; 2]> {
         tape.run_block(block_swap, index, || {
             if !recompute.recomputes(index) {
                 let recomputes_queries = recompute == Recompute::Queries;
-                return self.forward(tape, tokens, BlockOptions { rope, recomputes_queries });
+                return self.forward(tape, tokens, positions, recomputes_queries);
             }
-            let rope = rope.cloned();
+            let positions = positions.clone();
             tape.recompute(&tokens, move |tape, inputs| {
-                let options = BlockOptions { rope: rope.as_ref(), recomputes_queries: false };
-                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], options)
+                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], &positions, false)
             })
         })
     }
@@ -134,15 +180,18 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [x, context, condition]: [&Var; 3],
-        options: BlockOptions<'_>,
+        positions: &JointPositions,
+        recomputes_queries: bool,
     ) -> compute::Result<[Var; 2]> {
         let vectors = self.modulation.forward(tape, condition)?;
         let context_vectors = self.context_modulation.forward(tape, condition)?;
         let streams = [(x, &vectors), (context, &context_vectors)];
-        let attended = self.attend(tape, streams, options)?;
+        let options = QkvOptions { rope: positions.image.as_ref(), recomputes_queries };
+        let attended = self.attend(tape, streams, positions, options)?;
         let n = x.shape().sizes()[1];
         // The larger stream comes last: the end of a recomputed block is not recomputed.
-        let context = match &self.context_out {
+        let next = self.context_out.as_ref().filter(|_| self.prompt == PromptUse::Next);
+        let context = match next {
             None => context.clone(),
             Some((out, feed_forward)) => {
                 let all = attended.shape().sizes()[1];
@@ -172,28 +221,28 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [(x, vectors), (context, context_vectors)]: [(&Var, &Var); 2],
-        options: BlockOptions<'_>,
+        positions: &JointPositions,
+        options: QkvOptions<'_>,
     ) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
-        // The last block has only a scale and a shift, in this order.
+        // The last block of SD3 has only a scale and a shift, in this order.
         let (scale, shift) = if self.context_out.is_some() { (1, 0) } else { (0, 1) };
         let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
         let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
+        // A prompt's tokens are few: its queries are kept.
+        let of_prompt = QkvOptions { rope: positions.prompt.as_ref(), recomputes_queries: false };
         // One after the other, so that only one part is in memory beside the concatenation.
         let both = |index: usize| {
             let image = self.image.forward(tape, &h, index, options)?;
-            let context = self.context.forward(tape, &prompt, index, PROMPT_OPTIONS)?;
+            let context = self.context.forward(tape, &prompt, index, of_prompt)?;
             tape.concat_tokens(&[&image, &context])
         };
         let (q, k, v) = (both(0)?, both(1)?, both(2)?);
         drop((h, prompt));
-        tape.attention(&q, &k, &v, self.image.attention())
+        let key_lengths = positions.lengths.as_ref();
+        tape.attention(&q, &k, &v, Attention { key_lengths, ..self.image.attention() })
     }
 }
-
-/// For a prompt's tokens, which are few.
-const PROMPT_OPTIONS: BlockOptions<'static> =
-    BlockOptions { rope: None, recomputes_queries: false };
 
 /// Queries, keys and values of one stream.
 pub struct QkvProjections {
@@ -235,7 +284,7 @@ impl QkvProjections {
         tape: &Tape<'_>,
         x: &Var,
         index: usize,
-        BlockOptions { rope, recomputes_queries }: BlockOptions<'_>,
+        QkvOptions { rope, recomputes_queries }: QkvOptions<'_>,
     ) -> compute::Result<Var> {
         let y = self.layers[index].forward_recomputed(tape, x, recomputes_queries && index == 0)?;
         // Values are neither normed nor rotated.

@@ -12,7 +12,8 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
 use crate::model::diffusion::joint::{
-    BlockOptions, EPSILON, JointBlock, JointBlockConfig, MLP_RATIO, QkvProjections,
+    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, MLP_RATIO, PromptUse,
+    QkvOptions, QkvProjections,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -47,7 +48,8 @@ impl Flux {
             d_head: config.attention_head_dim,
             has_qk_norm: true,
             has_dual_attention: false,
-            is_last: false,
+            prompt: PromptUse::Next,
+            names: JointNames::DIFFUSERS,
         };
         let n_double = config.num_layers;
         let double = |index| JointBlock::new(joint, build.block("transformer_blocks", index));
@@ -92,10 +94,10 @@ impl Flux {
             numbers.into_iter().map(scaled).collect()
         };
         let sigmas = thousandths(input.timesteps.iter().map(|level| level.sigma).collect());
-        let mut sum = self.timestep.forward(tape, &sigmas, dtype)?;
+        let mut sum = self.timestep.forward(tape, &sigmas, 1.0, dtype)?;
         if let (Some(embedder), Some(scales)) = (&self.guidance, input.guidance) {
             let scales = thousandths(scales.to_vec());
-            sum = tape.add(&sum, &embedder.forward(tape, &scales, dtype)?)?;
+            sum = tape.add(&sum, &embedder.forward(tape, &scales, 1.0, dtype)?)?;
         }
         let [first, second] = &self.pooled;
         let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
@@ -141,10 +143,10 @@ impl DenoiserNetwork for Flux {
         let (n, n_prompt) = (x.shape().sizes()[1], context.shape().sizes()[1]);
         let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
         let recomputes_queries = recompute == Recompute::Queries;
+        let positions = JointPositions { image: Some(of_image), ..JointPositions::default() };
         for (index, block) in self.blocks.iter().enumerate() {
             let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
-            [x, context] =
-                block.run(tape, block_swap, index, streams, Some(&of_image), recompute)?;
+            [x, context] = block.run(tape, block_swap, index, streams, &positions, recompute)?;
         }
         let mut both = tape.concat_tokens(&[&x, &context])?;
         drop((x, context));
@@ -152,11 +154,11 @@ impl DenoiserNetwork for Flux {
             let rope = of_all.clone();
             [both] = tape.run_block(self.block_swap.as_ref(), index, || {
                 if !recompute.recomputes(index) {
-                    let how = BlockOptions { rope: Some(&rope), recomputes_queries };
+                    let how = QkvOptions { rope: Some(&rope), recomputes_queries };
                     return Ok([block.forward(tape, &both, &condition, how)?]);
                 }
                 tape.recompute(&[&both, &condition], move |tape, inputs| {
-                    let how = BlockOptions { rope: Some(&rope), recomputes_queries: false };
+                    let how = QkvOptions { rope: Some(&rope), recomputes_queries: false };
                     Ok([block.forward(tape, &inputs[0], &inputs[1], how)?])
                 })
             })?;
@@ -198,7 +200,7 @@ impl SingleBlock {
         tape: &Tape<'_>,
         x: &Var,
         condition: &Var,
-        how: BlockOptions<'_>,
+        how: QkvOptions<'_>,
     ) -> compute::Result<Var> {
         let vectors = self.modulation.forward(tape, condition)?;
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;

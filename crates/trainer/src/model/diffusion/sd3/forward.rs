@@ -10,7 +10,9 @@ use crate::error::{Result, TrainerError};
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
-use crate::model::diffusion::joint::{EPSILON, JointBlock, JointBlockConfig};
+use crate::model::diffusion::joint::{
+    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, PromptUse,
+};
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
@@ -41,7 +43,12 @@ impl Sd3 {
                 d_head: config.attention_head_dim,
                 has_qk_norm: config.qk_norm == Some(QkNorm::RmsNorm),
                 has_dual_attention: config.dual_attention_layers.contains(&index),
-                is_last: index + 1 == config.num_layers,
+                prompt: if index + 1 < config.num_layers {
+                    PromptUse::Next
+                } else {
+                    PromptUse::Dropped
+                },
+                names: JointNames::DIFFUSERS,
             };
             JointBlock::new(joint, build.block("transformer_blocks", index))
         };
@@ -74,7 +81,7 @@ impl Sd3 {
         let [first, second] = &self.pooled;
         let pooled = input.condition.get(POOLED)?;
         let timesteps: Vec<f32> = input.timesteps.iter().map(|level| level.t).collect();
-        let time = self.timestep.forward(tape, &timesteps, pooled.dtype())?;
+        let time = self.timestep.forward(tape, &timesteps, 1.0, pooled.dtype())?;
         let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
@@ -118,9 +125,10 @@ impl DenoiserNetwork for Sd3 {
         let mut x = self.embed(tape, input.latents)?;
         let context = input.condition.get(TOKENS)?;
         let mut context = self.context.forward(tape, &context.clone().into())?;
+        let positions = JointPositions::default();
         for (index, block) in self.blocks.iter().enumerate() {
             let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
-            [x, context] = block.run(tape, block_swap, index, streams, None, recompute)?;
+            [x, context] = block.run(tape, block_swap, index, streams, &positions, recompute)?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;
         let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
