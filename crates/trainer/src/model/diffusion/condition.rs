@@ -82,6 +82,15 @@ impl Conditions {
         Self(tensors.into_iter().map(batched).collect())
     }
 
+    /// The same, with so many rows of a tensor in each sample; what follows them is padding.
+    #[must_use]
+    pub fn with_lengths(mut self, name: &str, lengths: Vec<usize>) -> Self {
+        if let Some(batched) = self.0.iter_mut().find(|batched| batched.name == name) {
+            batched.lengths = lengths;
+        }
+        self
+    }
+
     /// A tensor [samples, …] by its name.
     pub fn get(&self, name: &str) -> Result<&Tensor> {
         self.find(name).map(|batched| &batched.tensor)
