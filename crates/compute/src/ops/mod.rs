@@ -6,6 +6,7 @@ pub(crate) mod activation;
 mod affine;
 mod attention;
 mod avg_pool;
+mod channel_rms_norm;
 mod conv2d;
 mod cross_entropy;
 mod dora;

@@ -214,6 +214,12 @@ fn norms() -> Vec<SelfTestCase> {
         .then(&[([6].into(), InputRole::FrozenF32), ([6].into(), InputRole::FrozenF32)])
         .frozen()
         .slack(4.0),
+        SelfTestCase::new("rms norm over channels", &[[2, 37, 5, 7].into()], |tape, v| {
+            tape.channel_rms_norm(&v[0], v[1].tensor(), Activation::Silu)
+        })
+        .then(&[([37].into(), InputRole::FrozenF32)])
+        .frozen()
+        .slack(4.0),
     ]
 }
 
