@@ -452,16 +452,22 @@ fn dequantise_into(
     }
 }
 
-/// The values of a strided view in row-major order. The reader of the archive has checked that all
-/// of them lie within the bytes.
+/// The values of a strided view in row-major order; those that lie together are copied together. The reader of the
+/// archive has checked that all of them lie within the bytes.
 fn gather(bytes: &[u8], shape: &[u64], strides: &[u64], width: usize) -> Vec<u8> {
     let count = crate::tensor::numel_of(shape).expect("readers refuse shapes that do not fit");
+    let (mut run, mut n_outer) = (1, shape.len());
+    while n_outer > 0 && (shape[n_outer - 1] == 1 || strides[n_outer - 1] == run) {
+        n_outer -= 1;
+        run *= shape[n_outer];
+    }
+    let (shape, run_bytes) = (&shape[..n_outer], run as usize * width);
     let mut dense = Vec::with_capacity(count as usize * width);
-    let mut at = vec![0_u64; shape.len()];
-    for _ in 0..count {
+    let mut at = vec![0_u64; n_outer];
+    for _ in 0..count.checked_div(run).unwrap_or(0) {
         let number: u64 = at.iter().zip(strides).map(|(index, stride)| index * stride).sum();
         let start = number as usize * width;
-        dense.extend_from_slice(&bytes[start..start + width]);
+        dense.extend_from_slice(&bytes[start..start + run_bytes]);
         for (index, size) in at.iter_mut().zip(shape).rev() {
             *index += 1;
             if *index < *size {
@@ -683,5 +689,30 @@ mod tests {
         assert_eq!(gather(&bytes, &[2, 2], &[0, 1], 1), [0, 1, 0, 1]);
         assert_eq!(gather(&bytes, &[], &[], 4), [0, 1, 2, 3]);
         assert!(gather(&bytes, &[0, 5], &[5, 1], 4).is_empty());
+        assert!(gather(&bytes, &[5, 0], &[5, 1], 4).is_empty());
+        assert_eq!(gather(&bytes, &[2, 1, 2], &[4, 9, 1], 2), [0, 1, 2, 3, 8, 9, 10, 11]);
+    }
+
+    /// Of a tensor [2, 3, 2, 2], compared with indices.
+    #[test]
+    fn a_selected_part_is_read_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let bytes: Vec<u8> = (0..24).flat_map(|n| (n as f32).to_le_bytes()).collect();
+        let dtype = safetensors::Dtype::F32;
+        let view = safetensors::tensor::TensorView::new(dtype, vec![2, 3, 2, 2], &bytes).unwrap();
+        safetensors::serialize_to_file([("x", view)], None, &path).unwrap();
+        let catalog = Catalog::open(&path).unwrap();
+        let whole = &catalog.tensors[0];
+        let values = |part: &TensorInfo| load_f32(&catalog, part, 0..part.numel()).unwrap();
+        let last = whole.select(1, 2).unwrap();
+        assert_eq!((&last.shape[..], last.bytes), (&[2, 2, 2][..], 64));
+        assert_eq!(values(&last), [8.0, 9.0, 10.0, 11.0, 20.0, 21.0, 22.0, 23.0]);
+        // Of a part again; and one that lies together needs no strides.
+        assert_eq!(values(&last.select(2, 1).unwrap()), [9.0, 11.0, 21.0, 23.0]);
+        let second = whole.select(0, 1).unwrap();
+        assert_eq!((second.strides.as_ref(), second.bytes), (None, 48));
+        assert_eq!(values(&second)[..2], [12.0, 13.0]);
+        assert!(whole.select(1, 3).is_none() && whole.select(4, 0).is_none());
     }
 }

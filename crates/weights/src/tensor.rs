@@ -21,7 +21,7 @@ pub struct TensorInfo {
     /// Bytes it takes there.
     pub bytes: u64,
     /// Strides in elements; absent where the tensor lies
-    /// densely in row-major order. Only PyTorch archives have others.
+    /// densely in row-major order. Only PyTorch archives have others, and what was selected of a tensor.
     pub strides: Option<Vec<u64>>,
 }
 
@@ -30,6 +30,38 @@ impl TensorInfo {
     pub fn numel(&self) -> u64 {
         numel_of(&self.shape).expect("readers refuse shapes that overflow")
     }
+
+    /// What lies at `index` of dimension `dim`, without that dimension (PyTorch's `select`). `None` if it has no such
+    /// index or no values, or is stored in quantised blocks.
+    pub fn select(&self, dim: usize, index: u64) -> Option<Self> {
+        let TensorEncoding::Plain(dtype) = self.encoding else { return None };
+        self.shape.get(dim).filter(|size| index < **size && !self.shape.contains(&0))?;
+        let mut shape = self.shape.clone();
+        let mut strides = self.strides.clone().unwrap_or_else(|| dense_strides(&shape));
+        shape.remove(dim);
+        let offset = self.offset + index * strides.remove(dim) * dtype.bytes();
+        let steps = shape.iter().zip(&strides);
+        let last: u64 = steps.map(|(size, stride)| (size - 1) * stride).sum();
+        let bytes = (last + 1) * dtype.bytes();
+        let strides = (!is_dense(&shape, &strides)).then_some(strides);
+        Some(Self { shape, offset, bytes, strides, ..self.clone() })
+    }
+}
+
+fn dense_strides(shape: &[u64]) -> Vec<u64> {
+    (1..=shape.len()).map(|dim| shape[dim..].iter().product()).collect()
+}
+
+/// Whether values follow each other without gaps, the last dimension fastest. Where there is but one step to make, its
+/// length does not matter.
+pub(crate) fn is_dense(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || *stride == expected;
+            expected *= size;
+            fits
+        })
 }
 
 /// How a tensor's values are stored.

@@ -25,7 +25,7 @@ use crate::catalog::FileContents;
 use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
 use crate::pickle::{self, FORMAT, ObjectId, PickleObject, PickleTensor, PickleValue, Pickled};
-use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
+use crate::tensor::{TensorEncoding, TensorInfo, is_dense, numel_of};
 
 /// Chosen: a tensor takes about 100 bytes (`state_dict.pt` of the tests), so that this is far
 /// beyond any model.
@@ -237,7 +237,7 @@ impl<'p, R: Read + Seek> TorchArchive<'p, R> {
         if dense > to - from && dense > self.file_len.max(MAX_REPEATED_BYTES) {
             return Err(wrong(format!("takes {dense} bytes out of {} in the file", to - from)));
         }
-        let strides = (!view.is_dense()).then_some(view.strides);
+        let strides = (!is_dense(&view.shape, &view.strides)).then_some(view.strides);
         let (offset, bytes) = (entry.start + from, to - from);
         let encoding = TensorEncoding::Plain(tensor.dtype);
         Ok(TensorInfo { name, shape: view.shape, encoding, file, offset, bytes, strides })
@@ -316,18 +316,6 @@ impl StorageView {
         steps.filter(|(size, _)| **size > 0).try_fold(self.offset, |offset, (size, stride)| {
             offset.checked_add((size - 1).checked_mul(*stride)?)
         })
-    }
-
-    /// Whether its values follow each other without gaps, the last dimension fastest. Where
-    /// there is but one step to make, its length does not matter.
-    fn is_dense(&self) -> bool {
-        let mut expected = 1;
-        self.shape.contains(&0)
-            || self.shape.iter().zip(&self.strides).rev().all(|(size, stride)| {
-                let fits = *size == 1 || *stride == expected;
-                expected *= size;
-                fits
-            })
     }
 }
 
