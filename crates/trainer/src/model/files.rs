@@ -59,7 +59,8 @@ type LocatedTensor<'a> = (TensorSpec, Vec<TensorSlice<'a>>);
 
 /// A range of values of a tensor in a file.
 struct TensorSlice<'a> {
-    tensor: &'a TensorInfo,
+    /// All of the tensor, or what was selected of it.
+    tensor: TensorInfo,
     first: u64,
     count: u64,
     /// What its values are multiplied by.
@@ -106,10 +107,11 @@ impl<'a> WeightFiles<'a> {
         let sizes: Vec<u64> = want.shape.sizes().iter().map(|size| *size as u64).collect();
         let n_rows = sizes.first().map_or(1, |rows| *rows as usize);
         for piece in pieces {
-            let Ok(tensor) = self.catalog.find(&piece.key) else { return Ok(None) };
+            let Ok(stored) = self.catalog.find(&piece.key) else { return Ok(None) };
+            let tensor = piece.tensor(stored);
             // A matrix here may be a 1x1 convolution there.
-            let stored = squeezed(&tensor.shape, sizes.len());
-            let is_fit = match (stored.split_first(), sizes.split_first()) {
+            let shape = squeezed(&tensor.shape, sizes.len());
+            let is_fit = match (shape.split_first(), sizes.split_first()) {
                 (Some((rows, inner)), Some((_, wanted_inner))) => {
                     inner == wanted_inner && stored_rows(pieces, n_rows) == Some(*rows as usize)
                 }
@@ -119,13 +121,13 @@ impl<'a> WeightFiles<'a> {
                 return Err(TrainerError::ShapeMismatch {
                     name: piece.key.clone(),
                     expected: want.shape,
-                    got: tensor.shape.clone(),
+                    got: stored.shape.clone(),
                     path: self.catalog.path.clone(),
                 });
             }
             let group = tensor.numel() / piece.total as u64;
             let (first, count) = (group * piece.from as u64, group * piece.count as u64);
-            let scale = scaled_fp8::scale_of(self.catalog, tensor)?;
+            let scale = scaled_fp8::scale_of(self.catalog, stored)?;
             found.push(TensorSlice { tensor, first, count, scale });
         }
         Ok(Some(found))
