@@ -15,7 +15,7 @@ use trainer::model::encoder::clip::{ClipConfig, ClipTextModel};
 use trainer::model::encoder::t5::{T5Config, T5Encoder};
 use trainer::model::files::CheckpointLayout;
 use trainer::model::tensor_piece::stored_rows;
-use trainer::model::vae::{self, VaeConfig, VaeDecoder, VaeEncoder};
+use trainer::model::vae::{KlVaeConfig, kl};
 use weights::gguf::write::{GgufFormat, GgufTensor, GgufValue};
 
 use crate::flux::{Reference, VARIANTS, folder};
@@ -246,10 +246,10 @@ fn files_of_the_published_sizes_open_with_tokenizers_alone() {
     let at = |path: &str| place.path().join(path);
     let nothing = PartPaths::default();
     let plain = CheckpointLayout::identity();
-    let config = VaeConfig::published(0.1159, 0.3611);
-    let mut specs = tensor_specs(|build| VaeEncoder::new(&config, build)).unwrap();
-    specs.extend(tensor_specs(|build| VaeDecoder::new(&config, build)).unwrap());
-    write_sparse(&at("vae/ae.safetensors"), &specs, &vae::names::original(&config, ""));
+    let config = KlVaeConfig::published(0.1159, 0.3611);
+    let mut specs = tensor_specs(|build| kl::encoder(&config, build)).unwrap();
+    specs.extend(tensor_specs(|build| kl::decoder(&config, build)).unwrap());
+    write_sparse(&at("vae/ae.safetensors"), &specs, &kl::names::original(&config, ""));
     let clip = ClipConfig::published()[0].clone().without_projection();
     let specs = tensor_specs(|build| ClipTextModel::new(&clip, build)).unwrap();
     write_sparse(&at("clip/clip_l.safetensors"), &specs, &plain);

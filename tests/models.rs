@@ -26,11 +26,14 @@ use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loadin
 use trainer::model::encoder::clip::{self, ClipTextModel};
 use trainer::model::encoder::t5::{self, T5Encoder};
 use trainer::model::encoder::tokenizer::PromptTokenizer;
+use trainer::model::files::{WeightFiles, load_model};
 use trainer::model::recompute::Recompute;
-use trainer::model::vae::{self, VaeDecoder, VaeEncoder};
+use trainer::model::vae::{self, KlVaeConfig, VaeConfig, VaeDecoder, VaeEncoder, kl};
 use trainer::objective::flow::Timestep;
 use trainer::sample::{ImageRequest, SampleEvent, SampleJob};
 use trainer::verify::relative_error;
+
+use weights::Catalog;
 
 use crate::{hearth, printed, said, text};
 
@@ -75,6 +78,54 @@ fn flux_is_that_of_the_reference_in_both_layouts() {
             }
         }
     }
+}
+
+#[test]
+fn the_vae_of_qwen_image_is_that_of_the_reference_in_both_layouts() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/vae_qwen");
+    let (other, original) = (folder.join("other"), folder.join("original"));
+    let weights = original.join("original.safetensors");
+    for words in [vec![text(&other)], vec![text(&original), "--weights", text(&weights)]] {
+        for dtype in ["f32", "bf16", "f16"] {
+            let page = printed(&[&["verify", "--dtype", dtype], &words[..]].concat());
+            assert!(page.contains("all 4 tensors are within tolerance"), "{page}");
+        }
+    }
+}
+
+/// On the meta device too: of weights for three frames only those for one are held.
+#[test]
+fn the_vae_of_qwen_image_takes_as_much_memory_as_planned() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/vae_qwen/other");
+    let config = VaeConfig::read(&folder.join("config.json")).unwrap();
+    let catalog = Catalog::open(&folder.join("diffusion_pytorch_model.safetensors")).unwrap();
+    let layout = config.layout(&catalog, None);
+    let peaks = |device: &Device| {
+        let plain = Precision::plain(Dtype::F16);
+        let build = |build: &mut ModelBuilder<'_>| {
+            Ok((VaeEncoder::new(&config, build)?, VaeDecoder::new(&config, build)?))
+        };
+        let found = WeightFiles::find(&catalog, &layout, build).unwrap();
+        let adapters = &mut Adapters::none();
+        let (encoder, decoder) =
+            load_model(device, &found, plain, adapters, &|_| true, build).unwrap();
+        let loaded = device.usage().peak;
+        let params = compute::Params::default();
+        let tape = compute::Tape::inference(device, &params, 0);
+        let image = device.zeros([1, 3, 36, 28], Dtype::F16).unwrap();
+        let encoded = encoder.forward(&tape, &image).unwrap();
+        assert_eq!(encoded.shape(), [1, 10, 9, 7].into());
+        let latent = vae::LatentView { values: &[0.3; 5 * 9 * 7], sizes: [5, 9, 7] };
+        let tiling = vae::Tiling { tile: 6, overlap: 2 };
+        let image = vae::decode_tiled(&tape, &decoder, latent, 4, tiling).unwrap();
+        assert_eq!(image.len(), 3 * 36 * 28);
+        (loaded, device.usage().peak)
+    };
+    let (loaded, peak) = peaks(&Device::cpu(2, LIMIT).unwrap());
+    assert_eq!(peaks(&Device::meta(DeviceKind::cpu(2), LIMIT)), (loaded, peak));
+    let stored = config.stored_tensors().unwrap();
+    let stored: usize = stored.iter().map(|spec| 2 * spec.shape.elements()).sum();
+    assert!(loaded < stored / 2 && loaded < peak, "{loaded} {stored} {peak}");
 }
 
 #[test]
@@ -167,9 +218,8 @@ fn published_models_have_their_number_of_weights() {
     };
     assert_eq!(count(|build| ClipTextModel::new(&clip(768, 12, 12), build)), 123_650_304);
     assert_eq!(count(|build| ClipTextModel::new(&clip(1280, 32, 20), build)), 694_659_840);
-    let vae = vae::VaeConfig::published(0.0609, 1.5305);
-    let halves =
-        count(|build| VaeEncoder::new(&vae, build)) + count(|build| VaeDecoder::new(&vae, build));
+    let vae = KlVaeConfig::published(0.0609, 1.5305);
+    let halves = count(|build| kl::encoder(&vae, build)) + count(|build| kl::decoder(&vae, build));
     assert_eq!(halves, 83_819_683);
 }
 

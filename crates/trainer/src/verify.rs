@@ -36,7 +36,7 @@ use crate::model::host::to_vec;
 use crate::model::llama::{self, Llama};
 use crate::model::recompute::Recompute;
 use crate::model::tensor_piece::TensorPiece;
-use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder};
 use crate::model::{component, config};
 use crate::objective::flow::Timestep;
 
@@ -167,11 +167,9 @@ pub fn verify(
             let layout = qwen25vl::layout(&catalog);
             verifier.compare(&layout, |build| Qwen25VlEncoder::new(&config, build))?
         }
-        "AutoencoderKL" => {
-            let config = config::read_checked(&path, vae::VaeConfig::check)?;
-            let original = vae::names::prefix(&catalog);
-            let layout = original.map(|prefix| vae::names::original(&config, prefix));
-            let layout = layout.unwrap_or_else(|| vae::names::diffusers(&catalog));
+        class if VaeConfig::CLASSES.contains(&class) => {
+            let config = VaeConfig::read(&path)?;
+            let layout = config.layout(&catalog, config.original_prefix(&catalog));
             verifier.compare(&layout, |build| VaePair::new(&config, build))?
         }
         _ => {
@@ -542,13 +540,13 @@ impl VerifiableModel for Qwen25VlEncoder {
 
 /// Both halves, as the reference data has them.
 struct VaePair {
-    config: vae::VaeConfig,
+    config: VaeConfig,
     encoder: VaeEncoder,
     decoder: VaeDecoder,
 }
 
 impl VaePair {
-    fn new(config: &vae::VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
+    fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let encoder = VaeEncoder::new(config, build)?;
         Ok(Self { config: config.clone(), encoder, decoder: VaeDecoder::new(config, build)? })
     }
@@ -562,7 +560,7 @@ impl VerifiableModel for VaePair {
         dtype: Dtype,
     ) -> Result<NamedOutputs> {
         let device = tape.device();
-        let encoded = self.encoder.forward(tape, &golden.tensor(device, "in.image", dtype)?)?;
+        let encoded = self.encoder.forward(tape, &golden.images(device, dtype)?)?;
         let sizes = encoded.shape();
         let &[samples, channels, height, width] = sizes.sizes() else {
             unreachable!("convolutions give images")
@@ -576,14 +574,18 @@ impl VerifiableModel for VaePair {
         };
         let (mean, logarithms) = (half(0), half(1));
         let latents = device.upload_as([samples, channels / 2, height, width], &mean, dtype)?;
-        let decoded = self.decoder.forward(tape, &latents)?;
+        let mut decoded = to_vec(self.decoder.forward(tape, &latents)?.tensor())?;
+        // The reference of this one clamps; here that is done where pixels are made.
+        if matches!(self.config, VaeConfig::QwenImage(_)) {
+            decoded.iter_mut().for_each(|value| *value = value.clamp(-1.0, 1.0));
+        }
         let (statistics, count) = (self.config.statistics(), channels / 2 * height * width);
         let scaled = mean.chunks(count).flat_map(|mean| statistics.to_model(mean)).collect();
         Ok(vec![
             ("mean", mean),
             ("logvar", logarithms),
             ("scaled_latent", scaled),
-            ("decoded", to_vec(decoded.tensor())?),
+            ("decoded", decoded),
         ])
     }
 }
@@ -625,6 +627,15 @@ impl ReferenceData {
 
     fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {
         let (sizes, numbers) = self.floats(name)?;
+        Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
+    }
+
+    /// Images [samples, 3, height, width]; a video autoencoder's have a dimension for their one frame.
+    fn images(&self, device: &Device, dtype: Dtype) -> Result<Tensor> {
+        let (mut sizes, numbers) = self.floats("in.image")?;
+        if let [_, _, 1, _, _] = sizes[..] {
+            sizes.remove(2);
+        }
         Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
     }
 

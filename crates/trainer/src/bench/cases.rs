@@ -22,7 +22,7 @@ use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::model::vae::{KlVaeConfig, VaeDecoder, VaeEncoder, kl};
 use crate::objective::flow::Timestep;
 
 /// A benchmark.
@@ -134,11 +134,11 @@ impl BenchCase {
             Self::ClipL => BenchWork::Clip(ClipTextModel::new(&clip_l(), build)?),
             Self::T5 => BenchWork::T5(T5Encoder::new(&t5_config(), build)?),
             Self::VaeEncode => BenchWork::Encode(
-                VaeEncoder::new(&autoencoder(), build)?,
+                kl::encoder(&autoencoder(), build)?,
                 normal(&[1, 3, IMAGE, IMAGE])?,
             ),
             Self::VaeDecode => BenchWork::Decode(
-                VaeDecoder::new(&autoencoder(), build)?,
+                kl::decoder(&autoencoder(), build)?,
                 normal(&[1, 16, IMAGE / 8, IMAGE / 8])?,
             ),
         };
@@ -257,8 +257,8 @@ fn sd3_config([n_heads, d_head, n_blocks]: [usize; 3]) -> sd3::Sd3Config {
 }
 
 /// SD3's.
-fn autoencoder() -> vae::VaeConfig {
-    vae::VaeConfig::published(0.0609, 1.5305)
+fn autoencoder() -> KlVaeConfig {
+    KlVaeConfig::published(0.0609, 1.5305)
 }
 
 fn clip_l() -> clip::ClipConfig {

@@ -19,7 +19,7 @@ use crate::model::diffusion::paths::PartPaths;
 use crate::model::diffusion::sd3::Sd3;
 use crate::model::files::{self, WeightFiles};
 use crate::model::host::to_vec;
-use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::model::vae::{KlVaeConfig, VaeDecoder, VaeEncoder, kl};
 use crate::sample::{Image, ImageRequest, SampleJob};
 
 fn shipped() -> PathBuf {
@@ -109,7 +109,7 @@ fn the_parts_fit_and_draw_an_image() {
 /// The shipped autoencoder at work.
 struct Autoencoder {
     device: Device,
-    config: vae::VaeConfig,
+    config: KlVaeConfig,
     encoder: VaeEncoder,
     decoder: VaeDecoder,
 }
@@ -118,17 +118,17 @@ impl Autoencoder {
     fn open() -> Self {
         let device = Device::cpu(2, 1 << 29).unwrap();
         let folder = shipped().join("vae");
-        let config: vae::VaeConfig =
+        let config: KlVaeConfig =
             serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
         let catalog = Catalog::open(&folder.join("diffusion_pytorch_model.safetensors")).unwrap();
-        let layout = vae::names::diffusers(&catalog);
+        let layout = kl::names::diffusers(&catalog);
         let plain = Precision::plain(Dtype::F32);
-        let encoder = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&config, build);
+        let encoder = |build: &mut ModelBuilder<'_>| kl::encoder(&config, build);
         let found = WeightFiles::find(&catalog, &layout, encoder).unwrap();
         let encoder =
             files::load_model(&device, &found, plain, &mut Adapters::none(), &|_| true, encoder)
                 .unwrap();
-        let decoder = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&config, build);
+        let decoder = |build: &mut ModelBuilder<'_>| kl::decoder(&config, build);
         let found = WeightFiles::find(&catalog, &layout, decoder).unwrap();
         let decoder =
             files::load_model(&device, &found, plain, &mut Adapters::none(), &|_| true, decoder)

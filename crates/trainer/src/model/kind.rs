@@ -13,6 +13,7 @@ use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
 use super::diffusion::paths::PartPaths;
 use super::llama::language_model::LanguageModel;
 use super::llama::names;
+use super::vae::VaeConfig;
 use super::{component, config};
 use crate::error::{Result, TrainerError};
 
@@ -188,7 +189,7 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
     }
     let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
     let what = match class {
-        "AutoencoderKL" => "a VAE alone",
+        class if VaeConfig::CLASSES.contains(&class) => "a VAE alone",
         class if class.starts_with("SD3Transformer") => "the transformer of an SD3 pipeline alone",
         class if class.contains("Transformer2D") => "the transformer of another pipeline",
         class if class.starts_with("UNet") => "the UNet of a Stable Diffusion 1, 2 or XL pipeline",
@@ -202,7 +203,7 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
 }
 
 /// Parts of tensor names that identify a kind of file, the most specific first.
-const NAME_MARKERS: [(&str, &str); 18] = [
+const NAME_MARKERS: [(&str, &str); 19] = [
     (".lora_A.", "a LoRA adapter"),
     (".lora_down.", "a LoRA adapter"),
     (".lora.down.", "a LoRA adapter"),
@@ -224,6 +225,7 @@ const NAME_MARKERS: [(&str, &str); 18] = [
     ),
     ("decoder.mid_block.", "a VAE alone"),
     ("decoder.mid.block_1.", "a VAE alone"),
+    ("decoder.middle.0.residual.", "a VAE alone"),
 ];
 
 /// By the names of tensors.

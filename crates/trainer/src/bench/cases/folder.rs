@@ -19,7 +19,7 @@ use crate::model::build::{INIT_STD, TensorRole, TensorSpec, tensor_specs};
 use crate::model::config;
 use crate::model::diffusion::sd3::{self, Sd3};
 use crate::model::files::save;
-use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::model::vae::{KlVaeConfig, kl};
 use crate::report::write_text;
 
 /// How large the transformer is.
@@ -55,8 +55,8 @@ pub fn write(rest: &Path, size: BenchModelSize, out: &Path) -> Result<()> {
     let vae = autoencoder();
     let folder = out.join("vae");
     write_text(&folder.join("config.json"), &vae_settings(&vae).to_string())?;
-    let mut all = tensor_specs(|build| VaeEncoder::new(&vae, build))?;
-    all.extend(tensor_specs(|build| VaeDecoder::new(&vae, build))?);
+    let mut all = tensor_specs(|build| kl::encoder(&vae, build))?;
+    all.extend(tensor_specs(|build| kl::decoder(&vae, build))?);
     write_random(&folder.join(WEIGHTS), &all, FileDtype::Bf16)
 }
 
@@ -77,7 +77,7 @@ fn transformer_settings(config: &sd3::Sd3Config) -> Value {
     })
 }
 
-fn vae_settings(config: &vae::VaeConfig) -> Value {
+fn vae_settings(config: &KlVaeConfig) -> Value {
     let levels = config.block_out_channels.len();
     json!({
         "_class_name": "AutoencoderKL",
@@ -121,10 +121,10 @@ mod tests {
             serde_json::from_value(transformer_settings(&transformer)).unwrap();
         assert_eq!(read, transformer);
         let vae = autoencoder();
-        let read: vae::VaeConfig = serde_json::from_value(vae_settings(&vae)).unwrap();
-        assert!(vae::VaeConfig::check(&read).is_ok());
+        let read: KlVaeConfig = serde_json::from_value(vae_settings(&vae)).unwrap();
+        assert!(KlVaeConfig::check(&read).is_ok());
         let names =
-            |config: &vae::VaeConfig| tensor_specs(|build| VaeDecoder::new(config, build)).unwrap();
+            |config: &KlVaeConfig| tensor_specs(|build| kl::decoder(config, build)).unwrap();
         assert_eq!(names(&read), names(&vae));
     }
 

@@ -16,7 +16,7 @@ use super::{BLOCK, LATENT, SEED, TensorMap};
 use crate::error::Result;
 use crate::model::build::tensor_specs;
 use crate::model::host::to_vec;
-use crate::model::vae::{self, VaeConfig};
+use crate::model::vae::{KlVaeConfig, kl};
 use crate::sample::Image;
 
 /// How far the training is.
@@ -55,7 +55,7 @@ pub struct TrainRound {
 /// Trains a decoder for the latents of `transform`.
 pub fn train(
     device: &Device,
-    config: &VaeConfig,
+    config: &KlVaeConfig,
     transform: &BlockTransform,
     images: &[Image],
     rounds: &[TrainRound],
@@ -137,10 +137,9 @@ pub(super) struct DemoDecoder {
 }
 
 impl DemoDecoder {
-    pub(super) fn new(device: &Device, config: &VaeConfig) -> Result<Self> {
+    pub(super) fn new(device: &Device, config: &KlVaeConfig) -> Result<Self> {
         let (mut params, mut keys) = (Params::default(), HashMap::new());
-        for (want, stream) in
-            tensor_specs(|build| vae::VaeDecoder::new(config, build))?.into_iter().zip(1..)
+        for (want, stream) in tensor_specs(|build| kl::decoder(config, build))?.into_iter().zip(1..)
         {
             let value = if let [outputs, inputs, height, width] = *want.shape.sizes() {
                 let taps = height * width * inputs;
@@ -207,7 +206,7 @@ impl DemoDecoder {
         Ok(to_vec(error.tensor())?[0])
     }
 
-    /// The same as [`vae::VaeDecoder::forward`].
+    /// The same as [`crate::model::vae::VaeDecoder::forward`].
     pub(super) fn forward(
         &self,
         tape: &Tape<'_>,
@@ -283,9 +282,9 @@ impl DemoDecoder {
     }
 
     /// As files hold them.
-    pub(super) fn tensors(&self, config: &VaeConfig) -> Result<TensorMap> {
+    pub(super) fn tensors(&self, config: &KlVaeConfig) -> Result<TensorMap> {
         let mut tensors = BTreeMap::new();
-        for want in tensor_specs(|build| vae::VaeDecoder::new(config, build))? {
+        for want in tensor_specs(|build| kl::decoder(config, build))? {
             let found = to_vec(self.params.get(self.keys[&want.name]))?;
             let ordered = match *want.shape.sizes() {
                 [outputs, inputs, height, width] => {

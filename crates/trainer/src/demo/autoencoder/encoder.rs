@@ -12,7 +12,7 @@ use super::transform::BlockTransform;
 use super::{LATENT, TensorMap};
 use crate::error::Result;
 use crate::model::build::{TensorSpec, tensor_specs};
-use crate::model::vae::{VaeConfig, VaeEncoder};
+use crate::model::vae::{KlVaeConfig, kl};
 
 /// The constant. Chosen: squares of it are a million times those of an image's numbers.
 const LOUD: f32 = 4096.0;
@@ -21,8 +21,8 @@ const LOUD: f32 = 4096.0;
 const DEVIATION: f32 = 0.02;
 
 /// The encoder's tensors.
-pub fn weights(config: &VaeConfig, transform: &BlockTransform) -> Result<TensorMap> {
-    let wants = tensor_specs(|build| VaeEncoder::new(config, build))?;
+pub fn weights(config: &KlVaeConfig, transform: &BlockTransform) -> Result<TensorMap> {
+    let wants = tensor_specs(|build| kl::encoder(config, build))?;
     let mut tensors: TensorMap = wants.iter().map(zero_tensor).collect();
     let mut put = |name: &str, at: &[usize], number: f32| {
         let (shape, numbers) = tensors.get_mut(name).expect("a name that the encoder asked for");
@@ -55,7 +55,11 @@ pub fn weights(config: &VaeConfig, transform: &BlockTransform) -> Result<TensorM
 }
 
 /// From the transform's numbers through norm and activation to the latent.
-fn pass(config: &VaeConfig, transform: &BlockTransform, put: &mut dyn FnMut(&str, &[usize], f32)) {
+fn pass(
+    config: &KlVaeConfig,
+    transform: &BlockTransform,
+    put: &mut dyn FnMut(&str, &[usize], f32),
+) {
     let width = config.block_out_channels[2];
     for (channel, gain) in transform.gains.iter().enumerate() {
         for (to, sign) in [(channel, 1.0), (LATENT + channel, -1.0)] {

@@ -21,7 +21,7 @@ use super::paint::SIDE;
 use super::scene::Scene;
 use crate::config::data::DemoStyle;
 use crate::error::Result;
-use crate::model::vae;
+use crate::model::vae::KlVaeConfig;
 use crate::sample::Image;
 
 /// Shape and numbers of tensors by their names.
@@ -63,7 +63,7 @@ pub fn settings() -> Value {
 
 /// Makes the autoencoder's weights; the decoder's are trained.
 pub fn fit(device: &Device, on_progress: DecoderProgressFn<'_>) -> Result<TensorMap> {
-    let config: vae::VaeConfig =
+    let config: KlVaeConfig =
         serde_json::from_value(settings()).expect("settings of hearth's own are whole");
     let images = images(N_IMAGES);
     let transform = BlockTransform::fit(&images);
@@ -109,6 +109,7 @@ mod tests {
     use crate::model::adapter::Adapters;
     use crate::model::build::{ModelBuilder, Precision, TensorSpec, WeightSource, WeightTensor};
     use crate::model::host::to_vec;
+    use crate::model::vae::kl;
 
     /// Weights from memory, as a file would hold them.
     struct MapWeights<'a>(&'a TensorMap);
@@ -131,7 +132,7 @@ mod tests {
         new(&mut ModelBuilder::new(device, precision, &mut source, &mut adapters)).unwrap()
     }
 
-    fn config() -> vae::VaeConfig {
+    fn config() -> KlVaeConfig {
         serde_json::from_value(settings()).unwrap()
     }
 
@@ -153,7 +154,7 @@ mod tests {
         let images = images(8);
         let transform = BlockTransform::fit(&images);
         let tensors = encoder::weights(&config(), &transform).unwrap();
-        let encoder = build(&device, &tensors, |b| vae::VaeEncoder::new(&config(), b));
+        let encoder = build(&device, &tensors, |b| kl::encoder(&config(), b));
         let params = Params::default();
         for image in &images {
             let centred: Vec<f32> = image.values.iter().map(|x| 2.0 * x - 1.0).collect();
@@ -175,7 +176,7 @@ mod tests {
         let device = Device::cpu(2, 1 << 28).unwrap();
         let trained = decoder::DemoDecoder::new(&device, &config()).unwrap();
         let tensors = trained.tensors(&config()).unwrap();
-        let written = build(&device, &tensors, |b| vae::VaeDecoder::new(&config(), b));
+        let written = build(&device, &tensors, |b| kl::decoder(&config(), b));
         let side = 3;
         let latents = device
             .normal([1, LATENT, side, side], Dtype::F32, 1.0, RandomSequence::new(1, 1))

@@ -7,7 +7,7 @@ use super::guidance::Guidance;
 use super::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use super::text::{EncoderConfig, TextEncoderSpec};
 use crate::model::adapter::TargetPreset;
-use crate::model::vae;
+use crate::model::vae::VaeConfig;
 use crate::objective::flow::WeightingScheme;
 
 /// The facts of a family.
@@ -94,7 +94,7 @@ pub struct PublishedPipeline {
     /// What `transformer/config.json` says.
     pub config: fn() -> DenoiserConfig,
     /// What `vae/config.json` says.
-    pub vae: fn() -> vae::VaeConfig,
+    pub vae: fn() -> VaeConfig,
     /// What the settings of its text encoders say, in the family's order.
     pub encoders: fn() -> Vec<EncoderConfig>,
     /// What `scheduler/scheduler_config.json` says.

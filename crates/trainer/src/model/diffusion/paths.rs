@@ -16,7 +16,7 @@ use super::family::DiffusionFamily;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
 use crate::model::encoder::{clip, qwen25vl, t5};
-use crate::model::{component, kind, vae};
+use crate::model::{component, kind};
 
 /// What a user named besides the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,8 +143,9 @@ impl<'a> PartSearch<'a> {
         if let Some(path) = &self.named.vae {
             return self.named(path, VAE).map(Some);
         }
+        let like = (family.published_model().vae)();
         if let Some(checkpoint) = &self.checkpoint
-            && let Some(prefix) = vae::names::prefix(checkpoint)
+            && let Some(prefix) = like.original_prefix(checkpoint)
         {
             return Ok(Some(PartSource::Weights(checkpoint.only(prefix), self.config(VAE))));
         }
@@ -262,7 +263,8 @@ mod tests {
     use crate::model::encoder::clip::ClipTextModel;
     use crate::model::encoder::qwen25vl::Qwen25VlEncoder;
     use crate::model::encoder::t5::T5Encoder;
-    use crate::model::vae::{VaeDecoder, VaeEncoder};
+    use crate::model::files::WeightFiles;
+    use crate::model::vae::{QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder};
 
     /// A file with these tensors, by other names.
     fn file(specs: &[TensorSpec], name: impl Fn(&str) -> String) -> Catalog {
@@ -275,20 +277,34 @@ mod tests {
         (layout.pieces)(name)[0].key.clone()
     }
 
+    /// Under the original names, with a prefix.
+    fn check_vae(config: &VaeConfig, like: &VaeConfig) {
+        let stored = config.stored_tensors().unwrap();
+        let none = Catalog::default();
+        let original = config.layout(&none, Some("vae."));
+        let catalog = file(&stored, |name| piece_names(&original, name));
+        assert_eq!(like.original_prefix(&catalog), Some("vae."));
+        assert_eq!(like.infer(&catalog, "vae.").as_ref(), Some(config));
+        // All of it is found there.
+        let layout = config.layout(&catalog, Some("vae."));
+        WeightFiles::find(&catalog, &layout, |build| VaeEncoder::new(config, build)).unwrap();
+        WeightFiles::find(&catalog, &layout, |build| VaeDecoder::new(config, build)).unwrap();
+    }
+
     /// Of files of the published sizes; what shapes do not tell comes from another config of the family.
     #[test]
     fn configs_are_inferred_from_the_shapes_of_published_files() {
         let published = flux::FAMILY.published_model();
         let config = (published.vae)();
-        let mut specs = tensor_specs(|build| VaeEncoder::new(&config, build)).unwrap();
-        specs.extend(tensor_specs(|build| VaeDecoder::new(&config, build)).unwrap());
-        let original = vae::names::original(&config, "vae.");
-        let catalog = file(&specs, |name| piece_names(&original, name));
-        let mut like = config.clone();
+        let VaeConfig::Kl(mut like) = config.clone() else { panic!("FLUX.1 has an AutoencoderKL") };
         (like.block_out_channels, like.layers_per_block) = (vec![32], 9);
         like.latent_channels = 4;
-        assert_eq!(vae::names::prefix(&catalog), Some("vae."));
-        assert_eq!(vae::names::infer(&catalog, "vae.", &like), Some(config));
+        check_vae(&config, &like.into());
+        let config = QwenImageVaeConfig::published();
+        let mut like = config.clone();
+        (like.base_dim, like.z_dim, like.num_res_blocks) = (8, 4, 1);
+        (like.dim_mult, like.temperal_downsample) = (vec![1, 1], vec![true]);
+        check_vae(&config.into(), &like.into());
         for config in (published.encoders)() {
             match &config {
                 EncoderConfig::Clip(config) => {

@@ -1,5 +1,5 @@
-//! The VAE between images and latents: a variant for each kind of autoencoder. Latents are scaled, as a whole or by
-//! channel, before a model sees them.
+//! The VAE of a pipeline: its files, and latents, which are scaled, as a whole or by channel, before a model sees them.
+//! `model/vae` has the kinds of autoencoders.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,14 @@ use super::part::PipelinePart;
 use super::paths::PartSource;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Adapters;
-use crate::model::build::{ModelBuilder, Precision, tensor_specs};
-use crate::model::config::{Unsupported, read_checked};
+use crate::model::build::{ModelBuilder, Precision};
+use crate::model::config::Unsupported;
 use crate::model::files::{self, WeightFiles};
-use crate::model::vae::{self as kl, VaeDecoder, VaeEncoder};
+use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder};
 
 /// An autoencoder, open.
-pub enum Vae {
-    /// diffusers' `AutoencoderKL`: SD3, FLUX.
-    Kl(PipelinePart<kl::VaeConfig>),
+pub struct Vae {
+    part: PipelinePart<VaeConfig>,
 }
 
 /// The shape of a latent. An image is one frame, and its tensors have no dimension for that.
@@ -102,51 +101,47 @@ impl LatentStatistics {
 
 impl Vae {
     /// A folder, or a file in the original layout; `like` is the config of published models.
-    pub(super) fn open(source: PartSource, like: &kl::VaeConfig) -> Result<Self> {
-        let read = |path: &Path| read_checked(path, kl::VaeConfig::check);
+    pub(super) fn open(source: PartSource, like: &VaeConfig) -> Result<Self> {
         let (catalog, config) = match source {
-            PartSource::Folder(folder) => return PipelinePart::open(&folder, read).map(Self::Kl),
+            PartSource::Folder(folder) => {
+                return Ok(Self { part: PipelinePart::open(&folder, VaeConfig::read)? });
+            }
             PartSource::Weights(catalog, config) => (catalog, config),
         };
-        let original = kl::names::prefix(&catalog);
+        let original = like.original_prefix(&catalog);
         let infer = |catalog: &Catalog| {
             let path = catalog.path.clone();
-            let found = original.and_then(|prefix| kl::names::infer(catalog, prefix, like));
+            let found = original.and_then(|prefix| like.infer(catalog, prefix));
             let Some(config) = found else {
                 let problem = format!("no VAE in the original layout in {}", path.display());
-                let hint = "give ae.safetensors, or the folder vae of a diffusers model";
-                return Err(TrainerError::Request { problem, hint });
+                return Err(TrainerError::Request { problem, hint: like.hint() });
             };
             let problem = |Unsupported(problem)| TrainerError::Config { problem, path };
             config.check().map(|()| config).map_err(problem)
         };
-        let part = PipelinePart::of_weights(catalog, config, read, infer)?;
-        Ok(Self::Kl(part.in_layout(original)))
+        let part = PipelinePart::of_weights(catalog, config, VaeConfig::read, infer)?;
+        Ok(Self { part: part.in_layout(original) })
     }
 
     /// A meta VAE, without files.
-    pub(super) fn meta(folder: &Path, config: kl::VaeConfig) -> Result<Self> {
-        let mut tensors = tensor_specs(|build| VaeEncoder::new(&config, build))?;
-        tensors.extend(tensor_specs(|build| VaeDecoder::new(&config, build))?);
-        Ok(Self::Kl(PipelinePart::meta(folder, config, tensors)))
+    pub(super) fn meta(folder: &Path, config: VaeConfig) -> Result<Self> {
+        let tensors = config.stored_tensors()?;
+        Ok(Self { part: PipelinePart::meta(folder, config, tensors) })
     }
 
     /// Checks that the decoder's weights are there.
     pub(super) fn check(&self) -> Result<()> {
-        let Self::Kl(part) = self;
-        part.find(|build| VaeDecoder::new(&part.config, build)).map(drop)
+        self.find(|build| VaeDecoder::new(&self.part.config, build)).map(drop)
     }
 
     /// Channels of a latent.
     pub fn channels(&self) -> usize {
-        let Self::Kl(part) = self;
-        part.config.latent_channels
+        self.part.config.latent_channels()
     }
 
     /// Image pixels per latent pixel, along a side.
     pub fn vae_scale_factor(&self) -> usize {
-        let Self::Kl(part) = self;
-        part.config.vae_scale_factor()
+        self.part.config.vae_scale_factor()
     }
 
     /// The shape of the latent of an image of this width and height.
@@ -157,26 +152,22 @@ impl Vae {
 
     /// How latents are scaled for a model.
     pub fn statistics(&self) -> LatentStatistics {
-        let Self::Kl(part) = self;
-        part.config.statistics()
+        self.part.config.statistics()
     }
 
     /// The files that its output depends on.
     pub fn sources(&self) -> Vec<PathBuf> {
-        let Self::Kl(part) = self;
-        part.sources()
+        self.part.sources()
     }
 
     /// Bytes of its files.
     pub fn file_bytes(&self) -> u64 {
-        let Self::Kl(part) = self;
-        part.file_bytes()
+        self.part.file_bytes()
     }
 
     /// What its files hold.
     pub fn catalog(&self) -> &Catalog {
-        let Self::Kl(part) = self;
-        &part.catalog
+        &self.part.catalog
     }
 
     /// Loads the decoder.
@@ -186,9 +177,8 @@ impl Vae {
         precision: Precision,
         tick: BytesDoneFn<'_>,
     ) -> Result<VaeDecoder> {
-        let Self::Kl(part) = self;
-        let build = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&part.config, build);
-        let files = part.find(build)?;
+        let build = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&self.part.config, build);
+        let files = self.find(build)?;
         files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 
@@ -200,25 +190,18 @@ impl Vae {
         precision: Precision,
         tick: BytesDoneFn<'_>,
     ) -> Result<VaeEncoder> {
-        let Self::Kl(part) = self;
-        let build = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&part.config, build);
-        let files = part.find(build)?;
+        let build = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&self.part.config, build);
+        let files = self.find(build)?;
         files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
-}
 
-impl PipelinePart<kl::VaeConfig> {
     /// The weights of the encoder or the decoder.
     fn find<T>(
         &self,
         build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
     ) -> Result<WeightFiles<'_>> {
-        let Self { config, catalog, original, .. } = self;
-        let layout = match original {
-            Some(prefix) => kl::names::original(config, prefix),
-            None => kl::names::diffusers(catalog),
-        };
-        WeightFiles::find(catalog, &layout, build)
+        let PipelinePart { config, catalog, original, .. } = &self.part;
+        WeightFiles::find(catalog, &config.layout(catalog, *original), build)
     }
 }
 

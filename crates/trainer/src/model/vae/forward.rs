@@ -1,11 +1,12 @@
-//! The forward pass of the VAE.
+//! The forward pass of all VAEs. They differ in their norms, and in names and widths of layers, which the folder of each
+//! kind has.
 //!
 //! Shapes: S samples, C channels, images [S, 3, height, width], latents a power of two smaller.
 
 use compute::ops::{Activation, Attention, Conv2d, PatchOrder};
 use compute::{Result as Computed, Tape, Tensor, Var};
 
-use super::VaeConfig;
+use super::{VaeConfig, kl, qwen_image};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::LinearLayer;
@@ -14,47 +15,22 @@ const EPSILON: f32 = 1e-6;
 
 /// Images to latents.
 pub struct VaeEncoder {
-    first: VaeConv,
+    pub(super) first: VaeConv,
     /// From the image's size down: resnet blocks, and all but the last a downsampling convolution.
-    down_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
-    mid_block: MidBlock,
-    norm: VaeNorm,
-    last: VaeConv,
-    quant: Option<VaeConv>,
+    pub(super) down_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
+    pub(super) mid_block: MidBlock,
+    pub(super) norm: VaeNorm,
+    pub(super) last: VaeConv,
+    pub(super) quant: Option<VaeConv>,
 }
 
 impl VaeEncoder {
     /// Builds it.
     pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
-        let channels = &config.block_out_channels;
-        let (n_levels, groups) = (channels.len(), config.norm_num_groups);
-        let latent = 2 * config.latent_channels;
-        let mut b = build.at("encoder");
-        let first = VaeConv::new(&mut b, "conv_in", [config.in_channels, channels[0]], 3)?;
-        let mut levels = Vec::with_capacity(n_levels);
-        for (level, out) in channels.iter().enumerate() {
-            let mut b = b.at(format!("down_blocks.{level}"));
-            let before = channels[level.saturating_sub(1)];
-            let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block)?;
-            let is_last = level + 1 == n_levels;
-            let halve =
-                |b: &mut ModelBuilder<'_>| VaeConv::new(b, "downsamplers.0.conv", [*out, *out], 3);
-            levels.push((blocks, if is_last { None } else { Some(halve(&mut b)?) }));
+        match config {
+            VaeConfig::Kl(config) => kl::encoder(config, build),
+            VaeConfig::QwenImage(config) => qwen_image::encoder(config, build),
         }
-        let deepest = channels[n_levels - 1];
-        let middle = MidBlock::new(config, b.at("mid_block"), deepest)?;
-        let norm = VaeNorm::new(&mut b, "conv_norm_out", groups, deepest)?;
-        let last = VaeConv::new(&mut b, "conv_out", [deepest, latent], 3)?;
-        let quant =
-            config.use_quant_conv.then(|| VaeConv::new(build, "quant_conv", [latent, latent], 1));
-        Ok(Self {
-            first,
-            down_blocks: levels,
-            mid_block: middle,
-            norm,
-            last,
-            quant: quant.transpose()?,
-        })
     }
 
     /// Means and log variances of latents, concatenated by channel: [S, 2 C, ..].
@@ -76,42 +52,22 @@ impl VaeEncoder {
 
 /// Latents to images.
 pub struct VaeDecoder {
-    quant: Option<VaeConv>,
-    first: VaeConv,
-    mid_block: MidBlock,
+    pub(super) quant: Option<VaeConv>,
+    pub(super) first: VaeConv,
+    pub(super) mid_block: MidBlock,
     /// From the latent's size up: resnet blocks, and all but the last a convolution after upsampling.
-    up_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
-    norm: VaeNorm,
-    last: VaeConv,
+    pub(super) up_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
+    pub(super) norm: VaeNorm,
+    pub(super) last: VaeConv,
 }
 
 impl VaeDecoder {
     /// Builds it.
     pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
-        let channels: Vec<usize> = config.block_out_channels.iter().rev().copied().collect();
-        let (n_levels, groups, latent) =
-            (channels.len(), config.norm_num_groups, config.latent_channels);
-        let quant = config
-            .use_post_quant_conv
-            .then(|| VaeConv::new(build, "post_quant_conv", [latent, latent], 1))
-            .transpose()?;
-        let mut b = build.at("decoder");
-        let first = VaeConv::new(&mut b, "conv_in", [latent, channels[0]], 3)?;
-        let middle = MidBlock::new(config, b.at("mid_block"), channels[0])?;
-        let mut levels = Vec::with_capacity(n_levels);
-        for (level, out) in channels.iter().enumerate() {
-            let mut b = b.at(format!("up_blocks.{level}"));
-            let before = channels[level.saturating_sub(1)];
-            let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block + 1)?;
-            let is_last = level + 1 == n_levels;
-            let double =
-                |b: &mut ModelBuilder<'_>| VaeConv::new(b, "upsamplers.0.conv", [*out, *out], 3);
-            levels.push((blocks, if is_last { None } else { Some(double(&mut b)?) }));
+        match config {
+            VaeConfig::Kl(config) => kl::decoder(config, build),
+            VaeConfig::QwenImage(config) => qwen_image::decoder(config, build),
         }
-        let widest = channels[n_levels - 1];
-        let norm = VaeNorm::new(&mut b, "conv_norm_out", groups, widest)?;
-        let last = VaeConv::new(&mut b, "conv_out", [widest, config.out_channels], 3)?;
-        Ok(Self { quant, first, mid_block: middle, up_blocks: levels, norm, last })
     }
 
     /// Images, -1 to 1, of latents [S, C, ..].
@@ -136,28 +92,29 @@ impl VaeDecoder {
     }
 }
 
-fn resnets(
+/// Resnet blocks `resnets.0`, `resnets.1`, …
+pub(super) fn resnets(
     build: &mut ModelBuilder<'_>,
-    groups: usize,
+    norm: NormKind,
     [before, out]: [usize; 2],
     n: usize,
 ) -> Result<Vec<ResnetBlock>> {
     let input = |index| if index == 0 { before } else { out };
     (0..n)
         .map(|index| {
-            ResnetBlock::new(build.at(format!("resnets.{index}")), groups, [input(index), out])
+            ResnetBlock::new(build.at(format!("resnets.{index}")), norm, [input(index), out])
         })
         .collect()
 }
 
 /// A convolution, its weight and bias.
-struct VaeConv {
+pub(super) struct VaeConv {
     weight: Tensor,
     bias: Tensor,
 }
 
 impl VaeConv {
-    fn new(
+    pub fn new(
         build: &mut ModelBuilder<'_>,
         name: &str,
         [inputs, outputs]: [usize; 2],
@@ -188,31 +145,51 @@ impl VaeConv {
     }
 }
 
-struct VaeNorm {
-    n_groups: usize,
-    weight: Tensor,
-    bias: Tensor,
+/// How a VAE normalises.
+#[derive(Clone, Copy)]
+pub(super) enum NormKind {
+    /// Over pixels and the channels of each of so many groups.
+    Group(usize),
+    /// Over the channels of each pixel, by their root mean square.
+    Rms,
+}
+
+/// A norm and its weights.
+pub(super) enum VaeNorm {
+    Group { n_groups: usize, weight: Tensor, bias: Tensor },
+    Rms { weight: Tensor },
 }
 
 impl VaeNorm {
-    fn new(
+    pub fn new(
         build: &mut ModelBuilder<'_>,
         name: &str,
-        n_groups: usize,
+        kind: NormKind,
         width: usize,
     ) -> Result<Self> {
-        let weight = build.vector(format!("{name}.weight"), width)?.into_tensor();
-        let bias = build.vector(format!("{name}.bias"), width)?.into_tensor();
-        Ok(Self { n_groups, weight, bias })
+        let mut vector = |end: &str| -> Result<Tensor> {
+            Ok(build.vector(format!("{name}.{end}"), width)?.into_tensor())
+        };
+        Ok(match kind {
+            NormKind::Group(n_groups) => {
+                Self::Group { n_groups, weight: vector("weight")?, bias: vector("bias")? }
+            }
+            NormKind::Rms => Self::Rms { weight: vector("gamma")? },
+        })
     }
 
     fn forward(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Computed<Var> {
-        tape.group_norm(x, self.n_groups, &self.weight, &self.bias, EPSILON, activation)
+        match self {
+            Self::Group { n_groups, weight, bias } => {
+                tape.group_norm(x, *n_groups, weight, bias, EPSILON, activation)
+            }
+            Self::Rms { weight } => tape.channel_rms_norm(x, weight, activation),
+        }
     }
 }
 
 /// Two convolutions with a residual connection.
-struct ResnetBlock {
+pub(super) struct ResnetBlock {
     norms: [VaeNorm; 2],
     convs: [VaeConv; 2],
     /// Where the number of channels changes.
@@ -220,16 +197,16 @@ struct ResnetBlock {
 }
 
 impl ResnetBlock {
-    fn new(
+    pub fn new(
         mut build: ModelBuilder<'_>,
-        groups: usize,
+        norm: NormKind,
         [inputs, outputs]: [usize; 2],
     ) -> Result<Self> {
         let b = &mut build;
         Ok(Self {
             norms: [
-                VaeNorm::new(b, "norm1", groups, inputs)?,
-                VaeNorm::new(b, "norm2", groups, outputs)?,
+                VaeNorm::new(b, "norm1", norm, inputs)?,
+                VaeNorm::new(b, "norm2", norm, outputs)?,
             ],
             convs: [
                 VaeConv::new(b, "conv1", [inputs, outputs], 3)?,
@@ -256,21 +233,24 @@ impl ResnetBlock {
 }
 
 /// The middle: a resnet block, an attention over all pixels, a resnet block.
-struct MidBlock {
+pub(super) struct MidBlock {
     blocks: [ResnetBlock; 2],
     attention: Option<PixelAttention>,
 }
 
 impl MidBlock {
-    fn new(config: &VaeConfig, mut build: ModelBuilder<'_>, width: usize) -> Result<Self> {
-        let groups = config.norm_num_groups;
+    pub fn new(
+        mut build: ModelBuilder<'_>,
+        norm: NormKind,
+        width: usize,
+        attention: Option<AttentionNames>,
+    ) -> Result<Self> {
         let mut block = |index: usize| {
-            ResnetBlock::new(build.at(format!("resnets.{index}")), groups, [width, width])
+            ResnetBlock::new(build.at(format!("resnets.{index}")), norm, [width, width])
         };
         let blocks = [block(0)?, block(1)?];
-        let attention = config
-            .mid_block_add_attention
-            .then(|| PixelAttention::new(build.at("attentions.0"), groups, width));
+        let attention = attention
+            .map(|names| PixelAttention::new(build.at("attentions.0"), norm, width, names));
         Ok(Self { blocks, attention: attention.transpose()? })
     }
 
@@ -283,6 +263,15 @@ impl MidBlock {
     }
 }
 
+/// Names that differ among VAEs.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionNames {
+    /// The norm before it.
+    pub norm: &'static str,
+    /// Its last layer.
+    pub out: &'static str,
+}
+
 struct PixelAttention {
     norm: VaeNorm,
     q: LinearLayer,
@@ -292,13 +281,18 @@ struct PixelAttention {
 }
 
 impl PixelAttention {
-    fn new(mut b: ModelBuilder<'_>, groups: usize, width: usize) -> Result<Self> {
+    fn new(
+        mut b: ModelBuilder<'_>,
+        norm: NormKind,
+        width: usize,
+        names: AttentionNames,
+    ) -> Result<Self> {
         Ok(Self {
-            norm: VaeNorm::new(&mut b, "group_norm", groups, width)?,
+            norm: VaeNorm::new(&mut b, names.norm, norm, width)?,
             q: b.linear_unquantised("to_q", width, width)?,
             k: b.linear_unquantised("to_k", width, width)?,
             v: b.linear_unquantised("to_v", width, width)?,
-            out: b.linear_unquantised("to_out.0", width, width)?,
+            out: b.linear_unquantised(names.out, width, width)?,
         })
     }
 

@@ -1,118 +1,149 @@
-//! The autoencoder between images and latents (diffusers' `AutoencoderKL`), as SD3 and FLUX use
-//! it: convolutions that down- or upsample the image a few times, one attention in the middle. No
-//! gradients flow through it.
+//! Autoencoders between images and latents: convolutions that down- or upsample the image a few times, one attention in
+//! the middle. No gradients flow through them. A folder for each kind has its config, its layers by name and shape, and
+//! their names in files; `forward.rs` computes all kinds.
 
 mod forward;
-pub mod names;
+pub mod kl;
+pub mod qwen_image;
 mod tiles;
 
+use std::path::Path;
+
 use serde::Deserialize;
+use weights::Catalog;
 
 pub use forward::{VaeDecoder, VaeEncoder};
+pub use kl::KlVaeConfig;
+pub use qwen_image::QwenImageVaeConfig;
 pub use tiles::{LatentView, Tiling, decode_tiled};
 
-use crate::model::config::Unsupported;
-use crate::model::diffusion::vae::LatentStatistics;
+use super::build::{TensorSpec, tensor_specs};
+use super::config::{Unsupported, read_checked};
+use super::diffusion::vae::LatentStatistics;
+use super::files::CheckpointLayout;
+use crate::error::Result;
 
-/// What `vae/config.json` says.
+/// Prefixes in checkpoints that hold other models too: Stability's, and ComfyUI's.
+const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];
+
+/// What `vae/config.json` says, by its class.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct VaeConfig {
-    /// Channels of an image.
-    pub in_channels: usize,
-    /// Channels of a decoded image.
-    pub out_channels: usize,
-    /// Channels at each size, the image's own first.
-    pub block_out_channels: Vec<usize>,
-    /// Blocks at each size; the decoder has one more.
-    pub layers_per_block: usize,
-    /// Channels of a latent.
-    pub latent_channels: usize,
-    /// Groups of every norm.
-    pub norm_num_groups: usize,
-    /// Latents are multiplied by this ...
-    pub scaling_factor: f32,
-    /// ... after this was subtracted.
-    pub shift_factor: Option<f32>,
-    /// Whether there is a convolution after the encoder.
-    #[serde(default = "yes")]
-    pub use_quant_conv: bool,
-    /// Whether there is a convolution before the decoder.
-    #[serde(default = "yes")]
-    pub use_post_quant_conv: bool,
-    /// Whether there is an attention in the middle.
-    #[serde(default = "yes")]
-    pub mid_block_add_attention: bool,
-    /// The activation between convolutions.
-    #[serde(default = "silu")]
-    pub act_fn: String,
-    #[serde(default)]
-    down_block_types: Vec<String>,
-    #[serde(default)]
-    up_block_types: Vec<String>,
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn silu() -> String {
-    "silu".into()
+#[serde(tag = "_class_name")]
+pub enum VaeConfig {
+    /// SD3, FLUX.
+    #[serde(rename = "AutoencoderKL")]
+    Kl(KlVaeConfig),
+    /// Qwen-Image.
+    #[serde(rename = "AutoencoderKLQwenImage")]
+    QwenImage(QwenImageVaeConfig),
 }
 
 impl VaeConfig {
-    /// The VAE of SD3 and FLUX, each with its own shift and scale.
-    pub fn published(shift_factor: f32, scaling_factor: f32) -> Self {
-        Self {
-            in_channels: 3,
-            out_channels: 3,
-            block_out_channels: vec![128, 256, 512, 512],
-            layers_per_block: 2,
-            latent_channels: 16,
-            norm_num_groups: 32,
-            scaling_factor,
-            shift_factor: Some(shift_factor),
-            use_quant_conv: false,
-            use_post_quant_conv: false,
-            mid_block_add_attention: true,
-            act_fn: silu(),
-            down_block_types: Vec::new(),
-            up_block_types: Vec::new(),
+    /// The classes of all kinds.
+    pub const CLASSES: [&str; 2] = ["AutoencoderKL", "AutoencoderKLQwenImage"];
+
+    /// Reads `vae/config.json`.
+    pub fn read(path: &Path) -> Result<Self> {
+        read_checked(path, Self::check)
+    }
+
+    /// Checks that all of it is supported.
+    pub fn check(&self) -> std::result::Result<(), Unsupported> {
+        match self {
+            Self::Kl(config) => config.check(),
+            Self::QwenImage(config) => config.check(),
+        }
+    }
+
+    /// Infers the config of a file in the original layout, whose names have this prefix, from its shapes, and from
+    /// this config what they do not tell.
+    pub fn infer(&self, catalog: &Catalog, prefix: &str) -> Option<Self> {
+        match self {
+            Self::Kl(like) => kl::names::infer(catalog, prefix, like).map(Self::Kl),
+            Self::QwenImage(like) => {
+                qwen_image::names::infer(catalog, prefix, like).map(Self::QwenImage)
+            }
+        }
+    }
+
+    /// The prefix of names in a file of the original layout; `None` if it holds no VAE of this kind in that layout.
+    pub fn original_prefix(&self, catalog: &Catalog) -> Option<&'static str> {
+        match self {
+            Self::Kl(_) => kl::names::prefix(catalog),
+            Self::QwenImage(_) => qwen_image::names::prefix(catalog),
+        }
+    }
+
+    /// How a file names its tensors: in the original layout if names have a prefix there, else as diffusers does. The
+    /// encoder or the decoder is loaded at a time.
+    pub fn layout<'a>(
+        &self,
+        catalog: &'a Catalog,
+        original: Option<&'static str>,
+    ) -> CheckpointLayout<'a> {
+        match (self, original) {
+            (Self::Kl(config), Some(prefix)) => kl::names::original(config, prefix),
+            (Self::Kl(_), None) => kl::names::diffusers(catalog),
+            (Self::QwenImage(config), Some(prefix)) => {
+                qwen_image::names::original(config, catalog, prefix)
+            }
+            (Self::QwenImage(_), None) => qwen_image::names::diffusers(catalog),
+        }
+    }
+
+    /// The tensors of a file that diffusers saved.
+    pub fn stored_tensors(&self) -> Result<Vec<TensorSpec>> {
+        let mut tensors = tensor_specs(|build| VaeEncoder::new(self, build))?;
+        tensors.extend(tensor_specs(|build| VaeDecoder::new(self, build))?);
+        Ok(match self {
+            Self::Kl(_) => tensors,
+            Self::QwenImage(config) => qwen_image::names::stored(config, &tensors),
+        })
+    }
+
+    /// Channels of a latent.
+    pub fn latent_channels(&self) -> usize {
+        match self {
+            Self::Kl(config) => config.latent_channels,
+            Self::QwenImage(config) => config.z_dim,
         }
     }
 
     /// Image pixels per latent pixel, along a side.
     pub fn vae_scale_factor(&self) -> usize {
-        1 << (self.block_out_channels.len() - 1)
+        match self {
+            Self::Kl(config) => config.vae_scale_factor(),
+            Self::QwenImage(config) => config.vae_scale_factor(),
+        }
     }
 
     /// How latents are scaled for models.
     pub fn statistics(&self) -> LatentStatistics {
-        let n = self.latent_channels;
-        let shift = vec![self.shift_factor.unwrap_or(0.0); n];
-        LatentStatistics { shift, scale: vec![self.scaling_factor; n] }
+        match self {
+            Self::Kl(config) => config.statistics(),
+            Self::QwenImage(config) => config.statistics(),
+        }
     }
 
-    /// Checks that all of it is supported.
-    pub fn check(&self) -> Result<(), Unsupported> {
-        let known = ["DownEncoderBlock2D", "UpDecoderBlock2D"];
-        for kind in self.down_block_types.iter().chain(&self.up_block_types) {
-            Unsupported::unless(
-                known.contains(&kind.as_str()),
-                format!("block type {kind} is not one of {}", known.join(", ")),
-            )?;
-        }
-        Unsupported::unless(self.act_fn == "silu", format!("act_fn {} is not silu", self.act_fn))?;
-        Unsupported::unless(
-            !self.block_out_channels.is_empty(),
-            "block_out_channels is empty".into(),
-        )?;
-        let groups = self.norm_num_groups;
-        let uneven = |width: &&usize| groups == 0 || !width.is_multiple_of(groups);
-        match self.block_out_channels.iter().find(uneven) {
-            Some(width) => {
-                Err(Unsupported(format!("{width} channels are not a multiple of {groups} groups")))
+    /// Names under which files of the original layout are shared, for messages.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Kl(_) => "give ae.safetensors, or the folder vae of a diffusers model",
+            Self::QwenImage(_) => {
+                "give qwen_image_vae.safetensors, or the folder vae of a diffusers model"
             }
-            None => Ok(()),
         }
+    }
+}
+
+impl From<KlVaeConfig> for VaeConfig {
+    fn from(config: KlVaeConfig) -> Self {
+        Self::Kl(config)
+    }
+}
+
+impl From<QwenImageVaeConfig> for VaeConfig {
+    fn from(config: QwenImageVaeConfig) -> Self {
+        Self::QwenImage(config)
     }
 }

@@ -8,7 +8,7 @@ use crate::model::diffusion::family::{ModelLicense, PublishedPipeline};
 use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
-use crate::model::vae;
+use crate::model::vae::KlVaeConfig;
 
 /// FLUX.1 dev; Krea dev; schnell.
 pub const ALL: &[PublishedPipeline] = &[
@@ -56,7 +56,7 @@ const DEV: PublishedPipeline = PublishedPipeline {
                   what is derived from it, as this adapter is.",
     },
     config: || -> denoiser::DenoiserConfig { flux1_dev().into() },
-    vae: || vae::VaeConfig::published(0.1159, 0.3611),
+    vae: || KlVaeConfig::published(0.1159, 0.3611).into(),
     encoders: || {
         let [l, _] = clip::ClipConfig::published();
         vec![EncoderConfig::Clip(l.without_projection()), EncoderConfig::T5(t5::T5Config::xxl())]

@@ -10,7 +10,7 @@ use crate::model::diffusion::family::{ModelLicense, PublishedPipeline};
 use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
-use crate::model::vae;
+use crate::model::vae::KlVaeConfig;
 
 /// Stable Diffusion 3 medium; 3.5 medium; 3.5 large, and its turbo.
 pub const ALL: &[PublishedPipeline] = &[
@@ -65,7 +65,7 @@ const COMMON: PublishedPipeline = PublishedPipeline {
                   commercial use up to a yearly revenue.",
     },
     config: || -> denoiser::DenoiserConfig { sd3_medium().into() },
-    vae: || vae::VaeConfig::published(0.0609, 1.5305),
+    vae: || KlVaeConfig::published(0.0609, 1.5305).into(),
     encoders: || {
         let [l, g] = clip::ClipConfig::published();
         vec![EncoderConfig::Clip(l), EncoderConfig::Clip(g), EncoderConfig::T5(t5::T5Config::xxl())]

@@ -1,13 +1,12 @@
-//! Layer names of the VAE in the original checkpoints.
+//! Layer names of `AutoencoderKL` in the original checkpoints.
 
 use weights::Catalog;
 
-use super::VaeConfig;
+use super::KlVaeConfig;
 use crate::model::files::{self, CheckpointLayout};
 use crate::model::tensor_piece::TensorPiece;
+use crate::model::vae::PREFIXES;
 
-/// Prefixes in checkpoints that hold other models too: Stability's, and ComfyUI's of FLUX.
-const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];
 const MARK: &str = "decoder.mid.attn_1.q.weight";
 
 /// The prefix of the VAE's names in a file of the original layout; `None` if it is none.
@@ -17,7 +16,7 @@ pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
 
 /// Infers the config of a file in the original layout from its shapes, and from `like` what they do not tell: groups of
 /// norms, scale and shift.
-pub fn infer(catalog: &Catalog, prefix: &str, like: &VaeConfig) -> Option<VaeConfig> {
+pub fn infer(catalog: &Catalog, prefix: &str, like: &KlVaeConfig) -> Option<KlVaeConfig> {
     let shape = |name: &str| {
         let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;
         Some(tensor.shape.iter().map(|size| *size as usize).collect::<Vec<_>>())
@@ -27,7 +26,7 @@ pub fn infer(catalog: &Catalog, prefix: &str, like: &VaeConfig) -> Option<VaeCon
     let level = |level: usize| rows(&format!("encoder.down.{level}.block.0.conv1.weight"));
     let block =
         |block: &usize| shape(&format!("encoder.down.0.block.{block}.conv1.weight")).is_some();
-    Some(VaeConfig {
+    Some(KlVaeConfig {
         in_channels: columns("encoder.conv_in.weight")?,
         out_channels: rows("decoder.conv_out.weight")?,
         block_out_channels: (0..).map_while(level).collect(),
@@ -41,7 +40,7 @@ pub fn infer(catalog: &Catalog, prefix: &str, like: &VaeConfig) -> Option<VaeCon
 }
 
 /// The original layout; the encoder or the decoder is loaded at a time.
-pub fn original(config: &VaeConfig, prefix: &'static str) -> CheckpointLayout<'static> {
+pub fn original(config: &KlVaeConfig, prefix: &'static str) -> CheckpointLayout<'static> {
     let n_levels = config.block_out_channels.len();
     let place = move |name: &str| {
         vec![TensorPiece::whole(format!("{prefix}{}", original_name(name, n_levels)))]
