@@ -20,7 +20,7 @@ use trainer::model::diffusion::denoiser::DenoiserInput;
 use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::scheduler::euler_step;
-use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
+use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use trainer::model::recompute::Recompute;
 use trainer::sample::{ImageRequest, SampleJob};
 
@@ -89,8 +89,10 @@ impl Reference {
     }
 
     fn encode(&self) -> Vec<Condition> {
-        let encoding =
-            EncodingOptions { precision: Precision::plain(Dtype::F32), t5: T5Loading::Whole };
+        let encoding = EncodingOptions {
+            precision: Precision::plain(Dtype::F32),
+            loading: EncoderLoading::Whole,
+        };
         let callbacks =
             EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         let encoders = &self.pipeline.encoders;

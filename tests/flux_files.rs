@@ -307,11 +307,13 @@ fn all_missing_parts_are_named_with_the_files_that_were_looked_for() {
     let (base, encoder) = (["--base", text(&checkpoint), "--rest", text(&rest)], text(&encoder));
     says(
         &[&base[..], &["--text-encoder", encoder, "--text-encoder", encoder]].concat(),
-        &["is one more than a FLUX.1 schnell model has"],
+        &[
+            "is one too many: a FLUX.1 schnell model takes clip_l.safetensors, t5xxl_fp16.safetensors",
+        ],
     );
     says(
         &[&base[..], &["--text-encoder", text(&checkpoint)]].concat(),
-        &["holds no CLIP or T5 text encoder"],
+        &["is of no kind that hearth knows: a FLUX.1"],
     );
     let ours = folder("schnell").join("transformer/diffusion_pytorch_model.safetensors");
     let files = ["--vae", text(&ours), "--text-encoder", encoder];

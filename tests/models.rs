@@ -22,7 +22,7 @@ use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
 use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::sd3;
-use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
+use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use trainer::model::encoder::clip::{self, ClipTextModel};
 use trainer::model::encoder::t5::{self, T5Encoder};
 use trainer::model::encoder::tokenizer::PromptTokenizer;
@@ -76,6 +76,19 @@ fn flux_is_that_of_the_reference_in_both_layouts() {
                 let page = printed(&[&words, &weights[..]].concat());
                 assert!(page.contains("all 15 tensors are within tolerance"), "{page}");
             }
+        }
+    }
+}
+
+/// In the settings and names of older and newer versions of transformers.
+#[test]
+fn qwen25vl_is_that_of_the_reference() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen25vl");
+    for form in ["flat", "nested"] {
+        let folder = golden.join(form);
+        for dtype in ["f32", "bf16", "f16"] {
+            let page = printed(&["verify", text(&folder), "--dtype", dtype]);
+            assert!(page.contains("all 1 tensors are within tolerance"), "{page}");
         }
     }
 }
@@ -305,7 +318,7 @@ fn prompts_and_images_are_those_of_the_reference() {
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
     let plain = Precision::plain(Dtype::F32);
-    let encoding = EncodingOptions { precision: plain, t5: T5Loading::Whole };
+    let encoding = EncodingOptions { precision: plain, loading: EncoderLoading::Whole };
     let watch = EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
     let encoded = pipeline.encoders.encode(&device, encoding, &texts, watch).unwrap();
     let of = |all: &[Condition], index: usize| -> Vec<f32> {

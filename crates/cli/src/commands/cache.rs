@@ -11,7 +11,7 @@ use trainer::config::training_data::TrainingData;
 use trainer::cost::StageMemory;
 use trainer::data::{Bucket, Findings, Problem, scan};
 use trainer::model::diffusion::Pipeline;
-use trainer::model::diffusion::text::T5Loading;
+use trainer::model::diffusion::text::EncoderLoading;
 use trainer::train::language::{LanguagePipeline, open_texts};
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
@@ -84,21 +84,21 @@ fn cache_images(
         }
     };
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit)?, caching.missing());
-    let CachePlan { phases, t5 } = caching.plan(arguments.engine.kind(), limit)?;
+    let CachePlan { phases, loading } = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
         CacheSummary::new(config, caching.index(), missing, &phases)
     } else {
         let peak_bytes = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         let device = arguments.engine.open(peak_bytes)?;
-        CacheSummary::new(config, &caching.run(&device, t5, &tell)?, missing, &phases)
+        CacheSummary::new(config, &caching.run(&device, loading, &tell)?, missing, &phases)
     };
     let images_per_sec = encoding.images_per_sec();
     drop(encoding);
     let secs = begun.elapsed().as_secs_f64();
-    let (is_done, is_t5_in_blocks) = (!arguments.plan, t5 == T5Loading::Blocks);
+    let (is_done, is_encoder_in_blocks) = (!arguments.plan, loading == EncoderLoading::Blocks);
     let summary = CacheSummary {
         limit_bytes: limit,
-        is_t5_in_blocks,
+        is_encoder_in_blocks,
         secs,
         images_per_sec,
         is_done,
@@ -218,7 +218,7 @@ impl CacheSummary {
             phases: phases.iter().map(memory).collect(),
             peak_bytes: phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0),
             limit_bytes: 0,
-            is_t5_in_blocks: false,
+            is_encoder_in_blocks: false,
             bytes: index.bytes(),
             secs: 0.0,
             images_per_sec: None,

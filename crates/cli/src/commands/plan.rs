@@ -11,7 +11,7 @@ use trainer::config::batch::PlanChoice;
 use trainer::config::training_data::TrainingData;
 use trainer::error::{Remedy, TrainerError};
 use trainer::model::diffusion::Pipeline;
-use trainer::model::diffusion::text::T5Loading;
+use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::memory_plot::{self, MemoryPlot};
 use trainer::plan::{self, DeviceBudget, Plan, PlanCandidate, Rates};
 use trainer::task::traits::{DatasetSummary, Task};
@@ -182,7 +182,7 @@ impl PlanReport {
             "offloaded_bytes": self.plan.offloaded_bytes,
             "total_bytes": self.plan.total_bytes,
             "limit_bytes": self.target.limit_bytes,
-            "is_t5_in_blocks": self.plan.t5 == T5Loading::Blocks,
+            "is_encoder_in_blocks": self.plan.encoder_loading == EncoderLoading::Blocks,
             "step_secs": step_secs,
             "is_step_secs_measured": self.target.rates.is_measured,
             "total_secs": self.plan.times.total_secs(),

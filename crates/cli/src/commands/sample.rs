@@ -11,7 +11,7 @@ use trainer::TrainerError;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::family::DiffusionFamily;
 use trainer::model::diffusion::guidance::{Guidance, GuidanceScales};
-use trainer::model::diffusion::text::T5Loading;
+use trainer::model::diffusion::text::EncoderLoading;
 use trainer::model::{self, OpenModel};
 use trainer::sample::image_file::{self, ImageFileFormat};
 use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
@@ -256,7 +256,7 @@ impl SampleSummary {
             limit_bytes,
             phases: plan.phases.iter().map(phase).collect(),
             is_cfg_batched: plan.is_cfg_batched,
-            is_t5_in_blocks: plan.t5 == T5Loading::Blocks,
+            is_encoder_in_blocks: plan.encoder_loading == EncoderLoading::Blocks,
             tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.vae_scale_factor()),
             images: Vec::new(),
             secs: 0.0,

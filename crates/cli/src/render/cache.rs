@@ -39,8 +39,8 @@ pub struct CacheSummary {
     pub phases: Vec<PhaseMemory>,
     pub peak_bytes: usize,
     pub limit_bytes: usize,
-    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
-    pub is_t5_in_blocks: bool,
+    /// Whether a text encoder does not fit whole, and one block of it is in memory at a time.
+    pub is_encoder_in_blocks: bool,
     /// Bytes of the whole cache, of other jobs too.
     pub bytes: u64,
     pub secs: f64,
@@ -290,7 +290,7 @@ fn memory(page: &mut TextPage, summary: &CacheSummary) {
         .map(|phase| [phase.name.into(), bytes(phase.peak_bytes), share(phase.peak_bytes)])
         .collect();
     page.table(&rows);
-    if summary.is_t5_in_blocks {
+    if summary.is_encoder_in_blocks {
         page.line(DIM, IN_BLOCKS);
     }
 }

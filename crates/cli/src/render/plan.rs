@@ -5,7 +5,7 @@ use compute::DeviceKind;
 use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
 use trainer::event::{RepeatedTime, TimeEstimate};
-use trainer::model::diffusion::text::T5Loading;
+use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::{Plan, PlanCandidate, Rates};
 
 use crate::render::progress::duration;
@@ -45,8 +45,8 @@ impl PlanReport {
     }
 }
 
-/// What is said of T5 where it does not fit whole.
-pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same result";
+/// What is said of a large text encoder where it does not fit whole.
+pub const IN_BLOCKS: &str = "text encoder block by block from disk: slower loading, same result";
 
 /// Draws everything.
 pub fn page(planned: &PlanReport) -> String {
@@ -73,7 +73,7 @@ pub fn page(planned: &PlanReport) -> String {
         );
         page.item("✓", GOOD, &text);
     }
-    if plan.t5 == T5Loading::Blocks {
+    if plan.encoder_loading == EncoderLoading::Blocks {
         page.item("✓", GOOD, IN_BLOCKS);
     }
     page.heading("time");

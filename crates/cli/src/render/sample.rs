@@ -24,8 +24,8 @@ pub struct SampleSummary {
     pub phases: Vec<SamplePhase>,
     /// Whether both halves of guidance are computed at once.
     pub is_cfg_batched: bool,
-    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
-    pub is_t5_in_blocks: bool,
+    /// Whether a text encoder does not fit whole, and one block of it is in memory at a time.
+    pub is_encoder_in_blocks: bool,
     /// Side of a decoder's tile in pixels, if the image is decoded in tiles.
     pub tile_pixels: Option<usize>,
     pub images: Vec<SampledImage>,
@@ -135,7 +135,7 @@ pub fn page(drawn: &SampleSummary) -> String {
     if !drawn.is_cfg_batched {
         page.line(DIM, "with and without the prompt are computed one after the other");
     }
-    if drawn.is_t5_in_blocks {
+    if drawn.is_encoder_in_blocks {
         page.line(DIM, IN_BLOCKS);
     }
     if let Some(side) = drawn.tile_pixels {

@@ -49,7 +49,7 @@ use crate::error::{Remedy, Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::text::{EncodingOptions, T5Loading};
+use crate::model::diffusion::text::{EncoderLoading, EncodingOptions};
 use crate::progress::{ProgressEvent, ProgressFn};
 use crate::sample::encoding::plan_encoding;
 use bucketed::check_any;
@@ -113,8 +113,8 @@ pub const IMAGES_PHASE: &str = "images";
 pub struct CachePlan {
     /// What each phase takes at its peak; none if all is there.
     pub phases: Vec<StageMemory>,
-    /// How much of T5 is in memory at a time.
-    pub t5: T5Loading,
+    /// How much of a large text encoder is in memory at a time.
+    pub loading: EncoderLoading,
 }
 
 /// A folder of images compared with the cache.
@@ -207,14 +207,14 @@ impl<'a> CacheBuilder<'a> {
     ) -> Result<CachePlan> {
         let mut stages: Vec<Stage> =
             plan_images(self.pipeline, counts, kind)?.into_iter().collect();
-        let mut t5 = T5Loading::Whole;
+        let mut loading = EncoderLoading::Whole;
         if !self.texts.is_empty() {
             let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
-            let (texts, loading) = plan_encoding(encoders, precision, n, kind, limit)?;
+            let (texts, planned) = plan_encoding(encoders, precision, n, kind, limit)?;
             stages.extend(texts);
-            t5 = loading;
+            loading = planned;
         }
-        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.memory).collect(), t5 })
+        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.memory).collect(), loading })
     }
 
     /// What could be changed in the job: the format of text encoders, then the size of images, then both.
@@ -246,10 +246,10 @@ impl<'a> CacheBuilder<'a> {
     pub fn run(
         mut self,
         device: &Device,
-        t5: T5Loading,
+        loading: EncoderLoading,
         on_progress: ProgressFn<'_>,
     ) -> Result<CacheIndex> {
-        self.encode(device, t5, on_progress)?;
+        self.encode(device, loading, on_progress)?;
         self.finish()
     }
 
@@ -257,11 +257,11 @@ impl<'a> CacheBuilder<'a> {
     pub fn encode(
         &mut self,
         device: &Device,
-        t5: T5Loading,
+        loading: EncoderLoading,
         on_progress: ProgressFn<'_>,
     ) -> Result<()> {
         let Self { pipeline, precision, index, images, texts, .. } = self;
-        let encoding = EncodingOptions { precision: *precision, t5 };
+        let encoding = EncodingOptions { precision: *precision, loading };
         let encoded = encode_images(pipeline, device, images, index, on_progress)
             .and_then(|()| encode_texts(pipeline, device, encoding, texts, index, on_progress));
         let flushed = index.store.flush();
@@ -328,6 +328,11 @@ fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> H
     }
     for length in pipeline.encoders.lengths() {
         field(&mut hasher, &(length as u64).to_le_bytes());
+    }
+    for template in pipeline.encoders.templates() {
+        field(&mut hasher, template.prefix.as_bytes());
+        field(&mut hasher, template.suffix.as_bytes());
+        field(&mut hasher, &(template.n_dropped as u64).to_le_bytes());
     }
     let base = precision.base.map_or_else(|| "none".into(), |base| base.to_string());
     field(&mut hasher, precision.dtype.to_string().as_bytes());

@@ -36,7 +36,7 @@ use crate::config::batch::{BatchSettings, PlanChoice};
 use crate::cost;
 use crate::error::{Result, TrainerError};
 use crate::event::{Phase, PlannedPhase, TimeEstimate};
-use crate::model::diffusion::text::T5Loading;
+use crate::model::diffusion::text::EncoderLoading;
 use crate::model::offload::Offload;
 use crate::model::vae::Tiling;
 use crate::task::traits::{DatasetSummary, Preparation, Task};
@@ -81,8 +81,8 @@ pub struct Plan {
     pub total_bytes: usize,
     /// VAE tiling when samples are decoded, if any.
     pub tiling: Option<Tiling>,
-    /// How much of T5 is in memory at a time while texts are encoded.
-    pub t5: T5Loading,
+    /// How much of a large text encoder is in memory at a time while texts are encoded.
+    pub encoder_loading: EncoderLoading,
     /// Mean seconds of a step over the most frequent sizes.
     pub step_secs: f64,
     /// How long all of it takes.
@@ -384,7 +384,7 @@ impl<'a, T: Task> PlanSearch<'a, T> {
             offloaded_bytes,
             total_bytes,
             tiling,
-            t5: before.t5,
+            encoder_loading: before.encoder_loading,
             step_secs,
             times,
             candidates: std::mem::take(&mut self.candidates),

@@ -1,5 +1,5 @@
-//! The cost of encoding texts, by a dry run: memory, work, and bytes that are read. T5 runs whole where that
-//! fits, else block by block, with the same output.
+//! The cost of encoding texts, by a dry run: memory, work, and bytes that are read. A large encoder runs whole where that
+//! fits, else block by block, with the same output. Texts are as long as an encoder can see.
 
 use std::cell::RefCell;
 
@@ -9,37 +9,37 @@ use crate::cost::{Cost, Stage, StageMemory, UNLIMITED};
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::text::{
-    EncodeCallbacks, EncodingOptions, T5_NAME, T5Loading, TextEncoders,
+    EncodeCallbacks, EncoderLoading, EncodingOptions, TextEncoderSpec, TextEncoders,
 };
 use crate::model::encoder::stack::TEXT_BATCH;
 
-/// The stages of encoding so many texts, with T5 block by block if the whole takes more than `limit` bytes.
+/// The stages of encoding so many texts, with large encoders block by block if one takes more than `limit` bytes as a
+/// whole.
 pub(crate) fn plan_encoding(
     encoders: &TextEncoders,
     precision: Precision,
     n_texts: usize,
     kind: DeviceKind,
     limit: usize,
-) -> Result<(Vec<Stage>, T5Loading)> {
-    let of_t5 = |stages: &[Stage]| {
-        let stage = stages.iter().find(|stage| stage.memory.name == T5_NAME);
-        stage.map_or(0, |stage| stage.memory.peak_bytes)
+) -> Result<(Vec<Stage>, EncoderLoading)> {
+    let of_large = |stages: &[Stage]| {
+        let stages = stages.iter().zip(encoders.file_bytes());
+        let large = stages.filter(|(_, (spec, _))| spec.kind.has_blocks());
+        large.map(|(stage, _)| stage.memory.peak_bytes).max().unwrap_or(0)
     };
-    let whole =
-        dry_run(encoders, EncodingOptions { precision, t5: T5Loading::Whole }, n_texts, kind)?;
-    if of_t5(&whole) <= limit {
-        return Ok((whole, T5Loading::Whole));
+    let run = |loading| dry_run(encoders, EncodingOptions { precision, loading }, n_texts, kind);
+    let whole = run(EncoderLoading::Whole)?;
+    if of_large(&whole) <= limit {
+        return Ok((whole, EncoderLoading::Whole));
     }
-    let blocks =
-        dry_run(encoders, EncodingOptions { precision, t5: T5Loading::Blocks }, n_texts, kind)?;
+    let blocks = run(EncoderLoading::Blocks)?;
     // With a tiny model the hidden states of waiting texts take more than its weights.
-    let is_smaller = of_t5(&blocks) < of_t5(&whole);
-    Ok(if is_smaller { (blocks, T5Loading::Blocks) } else { (whole, T5Loading::Whole) })
+    let is_smaller = of_large(&blocks) < of_large(&whole);
+    Ok(if is_smaller { (blocks, EncoderLoading::Blocks) } else { (whole, EncoderLoading::Whole) })
 }
 
 /// An encoder in a dry run: the device's work when it began, and after each text.
 struct EncoderRun {
-    name: &'static str,
     peak_bytes: usize,
     works: Vec<WorkStats>,
 }
@@ -59,10 +59,9 @@ pub(crate) fn dry_run(
         }
         device.reset_peak();
     };
-    let begin = |name, device: &Device| {
+    let begin = |_, device: &Device| {
         end(device);
-        let works = vec![device.work()];
-        seen.borrow_mut().push(EncoderRun { name, peak_bytes: 0, works });
+        seen.borrow_mut().push(EncoderRun { peak_bytes: 0, works: vec![device.work()] });
     };
     let encoded = || {
         if let Some(seen) = seen.borrow_mut().last_mut() {
@@ -71,27 +70,35 @@ pub(crate) fn dry_run(
         true
     };
     let watch = EncodeCallbacks { on_begin: &begin, tick: &|_| true, on_encoded: &encoded };
-    encoders.encode_longest(&device, encoding, n_dry_run(encoding.t5, n_texts), watch)?;
+    encoders.encode_longest(&device, encoding, n_dry_run(encoding.loading, n_texts), watch)?;
     end(&device);
     let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
-    Ok(stages.map(|(seen, (_, file_bytes))| seen.stage(encoding.t5, n_texts, file_bytes)).collect())
+    let stage = |(seen, (spec, file_bytes)): (EncoderRun, (TextEncoderSpec, _))| {
+        let is_in_blocks = encoding.loading == EncoderLoading::Blocks && spec.kind.has_blocks();
+        seen.stage(spec.name, is_in_blocks, n_texts, file_bytes)
+    };
+    Ok(stages.map(stage).collect())
 }
 
 /// Texts of a dry run that show the cost of all. One by one, the second is like all that follow; in batches, a full
 /// batch and the last one.
-fn n_dry_run(t5: T5Loading, n_texts: usize) -> usize {
-    match t5 {
-        T5Loading::Whole => n_texts.clamp(1, 2),
-        T5Loading::Blocks if n_texts > TEXT_BATCH => TEXT_BATCH + n_texts % TEXT_BATCH,
-        T5Loading::Blocks => n_texts.max(1),
+fn n_dry_run(loading: EncoderLoading, n_texts: usize) -> usize {
+    match loading {
+        EncoderLoading::Whole => n_texts.clamp(1, 2),
+        EncoderLoading::Blocks if n_texts > TEXT_BATCH => TEXT_BATCH + n_texts % TEXT_BATCH,
+        EncoderLoading::Blocks => n_texts.max(1),
     }
 }
 
 impl EncoderRun {
-    fn stage(self, t5: T5Loading, n_texts: usize, file_bytes: u64) -> Stage {
-        let Self { name, peak_bytes, works } = self;
-        let phase = StageMemory { name, peak_bytes };
-        let is_in_blocks = t5 == T5Loading::Blocks && name == T5_NAME;
+    fn stage(
+        self,
+        name: &'static str,
+        is_in_blocks: bool,
+        n_texts: usize,
+        file_bytes: u64,
+    ) -> Stage {
+        let Self { peak_bytes, works } = self;
         let since = |from: usize, to: usize| works[to].since(&works[from]);
         let n_read = if is_in_blocks { n_texts.div_ceil(TEXT_BATCH) } else { 1 };
         let n_seen = works.len() - 1;
@@ -100,6 +107,7 @@ impl EncoderRun {
         } else {
             vec![(1.0, since(0, 1)), (n_texts as f64 - 1.0, since(1, 2))]
         };
-        Stage { memory: phase, cost: Cost { works, read_bytes: n_read as u64 * file_bytes } }
+        let memory = StageMemory { name, peak_bytes };
+        Stage { memory, cost: Cost { works, read_bytes: n_read as u64 * file_bytes } }
     }
 }

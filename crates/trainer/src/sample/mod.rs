@@ -22,7 +22,7 @@ use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
 use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::scheduler;
-use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
+use crate::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
@@ -84,8 +84,8 @@ pub struct SamplePlan {
     pub is_cfg_batched: bool,
     /// How latents are tiled for decoding, if they are.
     pub tiling: Option<Tiling>,
-    /// How much of T5 is in memory at a time.
-    pub t5: T5Loading,
+    /// How much of a large text encoder is in memory at a time.
+    pub encoder_loading: EncoderLoading,
 }
 
 impl SamplePlan {
@@ -150,7 +150,7 @@ impl<'a> SampleJob<'a> {
     fn fastest_plan(&self, kind: DeviceKind, limit: usize) -> Result<SamplePlan> {
         let Self { pipeline, request } = self;
         let n_texts = request.prompts.len() + 1;
-        let (stages, t5) =
+        let (stages, encoder_loading) =
             plan_encoding(&pipeline.encoders, request.precision, n_texts, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
@@ -168,7 +168,7 @@ impl<'a> SampleJob<'a> {
             self.decode(device, &latents, tiling, &|_| true).map(drop)
         })?;
         phases.push(StageMemory { name: DECODE, peak_bytes });
-        Ok(SamplePlan { phases, is_cfg_batched: is_paired, tiling, t5 })
+        Ok(SamplePlan { phases, is_cfg_batched: is_paired, tiling, encoder_loading })
     }
 
     /// What could be asked for instead: smaller weights, then smaller images, then both.
@@ -210,7 +210,7 @@ impl<'a> SampleJob<'a> {
         plan: &SamplePlan,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Image>> {
-        let prompts = self.encode(device, plan.t5, on_event)?;
+        let prompts = self.encode(device, plan.encoder_loading, on_event)?;
         let latents = self.denoise(device, &prompts, plan.is_cfg_batched, on_event)?;
         self.decode(device, &latents, plan.tiling, on_event)
     }
@@ -219,7 +219,7 @@ impl<'a> SampleJob<'a> {
     fn encode(
         &self,
         device: &Device,
-        t5: T5Loading,
+        loading: EncoderLoading,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Condition>> {
         let texts: Vec<String> =
@@ -227,7 +227,7 @@ impl<'a> SampleJob<'a> {
         let begin = |name, _: &Device| _ = on_event(SampleEvent::Phase(name));
         let tick = |bytes| on_event(SampleEvent::Loaded(bytes));
         let watch = EncodeCallbacks { on_begin: &begin, tick: &tick, on_encoded: &|| true };
-        let encoding = EncodingOptions { precision: self.request.precision, t5 };
+        let encoding = EncodingOptions { precision: self.request.precision, loading };
         self.pipeline.encoders.encode(device, encoding, &texts, watch)
     }
 

@@ -23,7 +23,7 @@ use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, TensorSpec};
-use crate::model::diffusion::text::T5Loading;
+use crate::model::diffusion::text::EncoderLoading;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 
@@ -48,8 +48,8 @@ pub struct DatasetSummary<S> {
 pub struct Preparation {
     /// Its parts, in their order.
     pub stages: Vec<Stage>,
-    /// How much of T5 is in memory at a time.
-    pub t5: T5Loading,
+    /// How much of a large text encoder is in memory at a time.
+    pub encoder_loading: EncoderLoading,
 }
 
 /// The task with smaller samples.

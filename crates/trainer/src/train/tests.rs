@@ -117,7 +117,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>
     let levels = memory_levels(job, budget).unwrap();
     let mut metered = MeteredDevice::open(&device_setup, &plan).unwrap();
     let device = metered.device.clone();
-    let index = Arc::new(caching.run(&device, plan.t5, &|_| true).unwrap());
+    let index = Arc::new(caching.run(&device, plan.encoder_loading, &|_| true).unwrap());
     let log = EventLog::default();
     let listener = |record: &EventRecord| {
         log.lock().unwrap().push((record.event.clone(), device.usage().in_use));

@@ -271,9 +271,9 @@ fn encode(arguments: &BenchTrainArgs, config: &RunConfig) -> Result<TrainProcess
     let (time, ()) = Timing::measure(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, &PartPaths::default())?;
         let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
-        let CachePlan { phases, t5 } = caching.plan(engine.kind(), limit)?;
+        let CachePlan { phases, loading } = caching.plan(engine.kind(), limit)?;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        caching.run(&engine.open(peak)?, t5, &|_| true)?;
+        caching.run(&engine.open(peak)?, loading, &|_| true)?;
         Ok(())
     })?;
     let n_images = f64::from(arguments.images);

@@ -169,18 +169,19 @@ impl<'a> PartSearch<'a> {
         let mut found: Vec<Option<PartSource>> = family.encoders.iter().map(|_| None).collect();
         for path in &self.named.text_encoders {
             let source = |spec: &TextEncoderSpec| self.named(path, &spec.folder());
-            let kind = if path.is_dir() {
-                None
-            } else {
-                let kind = kind_of(&Catalog::open(path)?);
-                Some(kind.ok_or_else(|| no_encoder(path, "holds no CLIP or T5 text encoder"))?)
-            };
+            let kind =
+                if path.is_dir() {
+                    None
+                } else {
+                    let kind = kind_of(&Catalog::open(path)?);
+                    Some(kind.ok_or_else(|| {
+                        no_encoder(path, "is of no kind that hearth knows", family)
+                    })?)
+                };
             let fits = |spec: &TextEncoderSpec| kind.is_none_or(|kind| kind == spec.kind);
             let mut slots = family.encoders.iter().zip(&mut found);
             let free = slots.find(|(spec, found)| found.is_none() && fits(spec));
-            let (spec, slot) = free.ok_or_else(|| {
-                no_encoder(path, &format!("is one more than {} model has", family.title))
-            })?;
+            let (spec, slot) = free.ok_or_else(|| no_encoder(path, "is one too many", family))?;
             *slot = Some(source(spec)?);
         }
         Ok(found)
@@ -245,10 +246,17 @@ fn lacking(what: &str, names: &[&str], folders: &[&str]) -> String {
     format!("{what} ({} in {})", names.join(", "), folders.join(", "))
 }
 
-fn no_encoder(path: &Path, problem: &str) -> TrainerError {
+fn no_encoder(path: &Path, problem: &str, family: &DiffusionFamily) -> TrainerError {
+    let file = |spec: &TextEncoderSpec| spec.files.first().copied().unwrap_or(spec.name);
+    let files: Vec<&str> = family.encoders.iter().map(file).collect();
     TrainerError::Request {
-        problem: format!("text encoder {} {problem}", path.display()),
-        hint: "FLUX.1 has two, such as clip_l.safetensors and t5xxl_fp16.safetensors; give each once, in any order",
+        problem: format!(
+            "text encoder {} {problem}: {} model takes {}",
+            path.display(),
+            family.title,
+            files.join(", ")
+        ),
+        hint: "give each text encoder of the model once, in any order",
     }
 }
 

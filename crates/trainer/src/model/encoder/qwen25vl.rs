@@ -197,3 +197,73 @@ impl EncoderStack for Qwen25VlConfig {
         block.forward(tape, x, &inputs.with_lengths(lengths))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use weights::FileDtype;
+
+    use super::*;
+    use crate::model::build::{TensorSpec, tensor_specs};
+    use crate::model::files::WeightFiles;
+
+    /// A file of the published sizes, with these names.
+    fn file(name: impl Fn(&str) -> String) -> Catalog {
+        let config = Qwen25VlConfig::published();
+        let specs = tensor_specs(|build| Qwen25VlEncoder::new(&config, build)).unwrap();
+        let sizes = |spec: &TensorSpec| spec.shape.sizes().iter().map(|n| *n as u64).collect();
+        let own = specs.iter().map(|spec| (name(&spec.name), sizes(spec)));
+        let spare = ["lm_head.weight", "visual.blocks.0.norm1.weight", "model.visual.merger.ln_q"];
+        let spare = spare.map(|name| (name.to_owned(), vec![3]));
+        let spare = spare.into_iter().filter(|_| name("model.norm.weight") != "output_norm.weight");
+        Catalog::meta(Path::new("file"), FileDtype::Bf16, own.chain(spare))
+    }
+
+    #[test]
+    fn published_files_are_known_by_all_names() {
+        let published = Qwen25VlConfig::published();
+        let nested = |name: &str| name.replacen("model.", "model.language_model.", 1);
+        let forms: [&dyn Fn(&str) -> String; 4] = [
+            &str::to_owned,
+            &nested,
+            &|name| name.replacen("model.", "language_model.model.", 1),
+            &names::gguf_name,
+        ];
+        for name in forms {
+            let catalog = file(name);
+            assert!(is_qwen25vl(&catalog));
+            assert_eq!(infer(&catalog, &published), Some(published.clone()));
+            let build = |build: &mut ModelBuilder<'_>| Qwen25VlEncoder::new(&published, build);
+            WeightFiles::find(&catalog, &layout(&catalog), build).unwrap();
+        }
+    }
+
+    /// Counted by transformers, without the output layer.
+    #[test]
+    fn the_published_model_has_its_number_of_parameters() {
+        let config = Qwen25VlConfig::published();
+        let specs = tensor_specs(|build| Qwen25VlEncoder::new(&config, build)).unwrap();
+        let count: usize = specs.iter().map(|spec| spec.shape.elements()).sum();
+        assert_eq!(count, 7_070_619_136);
+    }
+
+    #[test]
+    fn settings_are_read_in_both_forms() {
+        let text = json!({
+            "vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944,
+            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [16, 24, 24]},
+            "sliding_window": 32_768, "use_sliding_window": false, "tie_word_embeddings": false,
+        });
+        let mut flat = text.clone();
+        flat["vision_config"] = json!({"hidden_size": 1280});
+        for settings in [flat, json!({"text_config": text, "vision_config": {}})] {
+            let config: Qwen25VlConfig = serde_json::from_value(settings).unwrap();
+            assert_eq!(config, Qwen25VlConfig::published());
+        }
+        let wrong = serde_json::from_value::<Qwen25VlConfig>(json!({"text_config": 3}));
+        assert_eq!(wrong.unwrap_err().to_string(), "text_config is 3, expected settings");
+    }
+}

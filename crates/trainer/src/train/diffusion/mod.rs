@@ -166,9 +166,10 @@ impl Task for DiffusionTask<'_> {
         let base = config.base.quantise_encoders;
         let precision = Precision { base, ..Precision::plain(config.base.dtype) };
         let encoders = &self.pipeline.encoders;
-        let (texts, t5) = plan_encoding(encoders, precision, dataset.n_texts, kind, limit)?;
+        let n_texts = dataset.n_texts;
+        let (texts, encoder_loading) = plan_encoding(encoders, precision, n_texts, kind, limit)?;
         stages.extend(texts);
-        Ok(Preparation { stages, t5 })
+        Ok(Preparation { stages, encoder_loading })
     }
 
     fn file_bytes(&self) -> u64 {
@@ -339,7 +340,7 @@ fn encode(
     let ((), device) =
         device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);
-            caching.encode(device, setup.plan.t5, &|event| {
+            caching.encode(device, setup.plan.encoder_loading, &|event| {
                 if let progress::ProgressEvent::Phase { name, .. } = event {
                     meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name.into());
                 }

@@ -7,7 +7,7 @@ use compute::{Device, Tape};
 use weights::Catalog;
 
 use super::token_source::TokenSource;
-use super::{EncodeCallbacks, EncodingOptions, PromptTexts, T5Loading};
+use super::{EncodeCallbacks, EncoderLoading, EncodingOptions, PromptTexts};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
@@ -69,6 +69,13 @@ pub enum EncoderKind {
     T5,
     /// Qwen2.5-VL's language model.
     Qwen25Vl,
+}
+
+impl EncoderKind {
+    /// Whether it can be loaded block by block; small encoders are always loaded whole.
+    pub fn has_blocks(self) -> bool {
+        matches!(self, Self::T5 | Self::Qwen25Vl)
+    }
 }
 
 /// How many tokens of a prompt an encoder sees.
@@ -361,14 +368,17 @@ impl TextEncoder {
         &self,
         device: &Device,
         config: &C,
-        EncodingOptions { precision, t5 }: EncodingOptions,
+        EncodingOptions { precision, loading }: EncodingOptions,
         texts: &[Vec<u32>],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
         let n_dropped = self.spec.template.n_dropped * self.part.config.widths().tokens;
-        let mut take = |states: &[f32]| take(TextEmbedding::from_tokens(&states[n_dropped..]));
-        if t5 == T5Loading::Blocks {
+        let mut take = |states: &[f32]| {
+            // A tokenizer may make fewer tokens of a template than the published one.
+            take(TextEmbedding::from_tokens(states.get(n_dropped..).unwrap_or_default()))
+        };
+        if loading == EncoderLoading::Blocks {
             let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, callbacks.tick);
             let blocks = BlockwiseEncoder { config, catalog, precision, adapter, tick };
             return blocks.encode(device, texts, &mut take);
@@ -388,5 +398,133 @@ impl TextEncoder {
 impl TextEmbedding {
     fn from_tokens(tokens: &[f32]) -> Self {
         Self { tokens: tokens.to_vec(), pooled: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use compute::{Dtype, Quantisation};
+    use weights::FileDtype;
+    use weights::load::{LoadOptions, LoadRequest, load, load_f32};
+
+    use super::super::templates::QWEN_IMAGE_TEMPLATE;
+    use super::*;
+    use crate::model::encoder::stack::TEXT_BATCH;
+    use crate::model::host::relative_error;
+
+    fn golden() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen25vl/prompts")
+    }
+
+    fn integers(catalog: &Catalog, name: &str) -> Vec<u32> {
+        let tensor = catalog.find(name).unwrap();
+        let mut bytes = vec![0; tensor.numel() as usize * size_of::<i64>()];
+        let wanted = vec![LoadRequest::whole(tensor, FileDtype::I64, &mut bytes[..])];
+        load(catalog, wanted, LoadOptions::default(), &|_| true).unwrap();
+        bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()
+    }
+
+    fn floats(catalog: &Catalog, name: &str) -> Vec<f32> {
+        let tensor = catalog.find(name).unwrap();
+        load_f32(catalog, tensor, 0..tensor.numel()).unwrap()
+    }
+
+    const SPEC: TextEncoderSpec = TextEncoderSpec {
+        name: "qwen2.5-vl",
+        position: 1,
+        tokenizer: "tokenizer",
+        kind: EncoderKind::Qwen25Vl,
+        prompt_length: PromptLength::Index(512),
+        template: QWEN_IMAGE_TEMPLATE,
+        is_optional: false,
+        adapter_names: EncoderNames { kohya: &["lora_te1"], comfyui: "qwen25_7b" },
+        files: QWEN25VL_FILES,
+    };
+
+    fn open(tokenizer: &str) -> TextEncoder {
+        let like = EncoderConfig::Qwen25Vl(Qwen25VlConfig::published());
+        let part = SPEC.part(PartSource::Folder(golden()), &like).unwrap();
+        let length = SPEC.prompt_length.default();
+        let words = TokenSource::open(&golden().join(tokenizer), length, SPEC.template).unwrap();
+        let encoder = TextEncoder::new(SPEC, part, words);
+        encoder.check().unwrap();
+        encoder
+    }
+
+    fn encode(
+        encoder: &TextEncoder,
+        precision: Precision,
+        loading: EncoderLoading,
+        texts: &[String],
+    ) -> Vec<TextEmbedding> {
+        let callbacks =
+            EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
+        let device = Device::cpu(2, 1 << 28).unwrap();
+        let options = EncodingOptions { precision, loading };
+        let mut found = Vec::new();
+        encoder
+            .encode(&device, options, PromptTexts::Given(texts), callbacks, &mut |encoded| {
+                found.push(encoded);
+                Ok(())
+            })
+            .unwrap();
+        found
+    }
+
+    fn prompts() -> Vec<String> {
+        serde_json::from_slice(&fs::read(golden().join("prompts.json")).unwrap()).unwrap()
+    }
+
+    /// As diffusers' `QwenImagePipeline` encodes them: empty, with line breaks and special tokens at their borders, and
+    /// longer than what is seen.
+    #[test]
+    fn prompts_in_a_template_are_those_of_the_reference() {
+        let reference = Catalog::open(&golden().join("golden.safetensors")).unwrap();
+        let prompts = prompts();
+        for tokenizer in ["tokenizer", "tokenizer_json"] {
+            let encoder = open(tokenizer);
+            let precision = Precision::plain(Dtype::F32);
+            let found = encode(&encoder, precision, EncoderLoading::Whole, &prompts);
+            for (at, (prompt, found)) in prompts.iter().zip(found).enumerate() {
+                let mut ids = integers(&reference, &format!("ids.{at}"));
+                ids.truncate(QWEN_IMAGE_TEMPLATE.n_dropped + 512);
+                assert_eq!(encoder.tokenizer.encode(prompt), ids, "{tokenizer} {prompt:?}");
+                let expected = floats(&reference, &format!("out.{at}"));
+                let difference = relative_error(&expected, &found.tokens);
+                assert!(difference < 2e-5, "{tokenizer} {prompt:?}: {difference}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_of_a_prompt_is_cut_off_is_said() {
+        let prompts = prompts();
+        let encoder = open("tokenizer");
+        let cut: Vec<_> = prompts.iter().map(|text| encoder.tokenizer.truncation(text)).collect();
+        let lost = |at: usize| cut[at].map(|cut| (cut.n_tokens, cut.max_tokens, cut.lost.len()));
+        assert_eq!(lost(7), Some((1806, 512, 3434)));
+        // Of this one, only the last token of the template.
+        assert_eq!(lost(8), None);
+        assert!(cut.iter().enumerate().all(|(at, cut)| at == 7 || cut.is_none()));
+    }
+
+    #[test]
+    fn texts_of_different_lengths_block_by_block_give_the_same_bits() {
+        let encoder = open("tokenizer");
+        let texts: Vec<String> = (0..TEXT_BATCH + 3).map(|n| "fox ".repeat(n % 5)).collect();
+        for (dtype, base) in [
+            (Dtype::F32, None),
+            (Dtype::Bf16, None),
+            (Dtype::F16, None),
+            (Dtype::Bf16, Some(Quantisation::Int8)),
+        ] {
+            let precision = Precision { base, ..Precision::plain(dtype) };
+            let [whole, blocks] = [EncoderLoading::Whole, EncoderLoading::Blocks]
+                .map(|loading| encode(&encoder, precision, loading, &texts));
+            assert_eq!(whole, blocks, "{dtype} {base:?}");
+            assert!(whole.iter().all(|text| text.tokens.iter().all(|value| value.is_finite())));
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The text encoders of a pipeline, as the family lists them. They are loaded one at a time and freed; T5, by far the
-//! largest, whole or block by block.
+//! The text encoders of a pipeline, as the family lists them. They are loaded one at a time and freed; large ones, as T5,
+//! whole or block by block.
 
 mod encoder;
 pub mod templates;
@@ -50,13 +50,14 @@ struct EncoderSlot {
 pub struct EncodingOptions {
     /// In which dtypes.
     pub precision: Precision,
-    /// How much of T5 at a time.
-    pub t5: T5Loading,
+    /// How much of a large encoder at a time.
+    pub loading: EncoderLoading,
 }
 
-/// How much of T5 is in memory at a time. The output is the same, bit for bit.
+/// How much of a large encoder is in memory at a time: of those that have blocks
+/// ([`EncoderKind::has_blocks`]). The output is the same, bit for bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum T5Loading {
+pub enum EncoderLoading {
     /// All of it.
     #[default]
     Whole,
@@ -187,6 +188,12 @@ impl TextEncoders {
         self.slots.iter().map(|slot| slot.length)
     }
 
+    /// The prompt templates of those that have one.
+    pub fn templates(&self) -> impl Iterator<Item = PromptTemplate> {
+        let templates = self.all().map(|encoder| encoder.spec.template);
+        templates.filter(|template| *template != PromptTemplate::NONE)
+    }
+
     /// Loads their part of an adapter file.
     pub fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
         let mut all = self.slots.iter_mut().filter_map(|slot| slot.encoder.as_mut());
@@ -212,9 +219,9 @@ impl TextEncoders {
         }
     }
 
-    /// Bytes of each encoder's files.
-    pub fn file_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.all().map(|encoder| (encoder.spec.name, encoder.part.file_bytes()))
+    /// Each encoder, with the bytes of its files.
+    pub fn file_bytes(&self) -> impl Iterator<Item = (TextEncoderSpec, u64)> {
+        self.all().map(|encoder| (encoder.spec, encoder.part.file_bytes()))
     }
 
     /// A condition of zeros, with the shape of any other.
@@ -429,25 +436,26 @@ mod tests {
         ] {
             let precision = Precision { base, ..Precision::plain(dtype) };
             for texts in [&all[..1], &all[..2], &all] {
-                let of = |t5, bytes| {
+                let of = |loading, bytes| {
                     let device = Device::cpu(2, bytes).unwrap();
                     encoders
-                        .encode(&device, EncodingOptions { precision, t5 }, texts, callbacks)
+                        .encode(&device, EncodingOptions { precision, loading }, texts, callbacks)
                         .unwrap()
                 };
                 let n = texts.len();
-                let [whole, blocks] = [T5Loading::Whole, T5Loading::Blocks].map(|t5| {
-                    let stages = crate::sample::encoding::dry_run(
-                        &encoders,
-                        EncodingOptions { precision, t5 },
-                        n,
-                        DeviceKind::cpu(2),
-                    );
-                    stages.unwrap().iter().map(|stage| stage.memory.peak_bytes).max().unwrap()
-                });
+                let [whole, blocks] =
+                    [EncoderLoading::Whole, EncoderLoading::Blocks].map(|loading| {
+                        let stages = crate::sample::encoding::dry_run(
+                            &encoders,
+                            EncodingOptions { precision, loading },
+                            n,
+                            DeviceKind::cpu(2),
+                        );
+                        stages.unwrap().iter().map(|stage| stage.memory.peak_bytes).max().unwrap()
+                    });
                 assert_eq!(
-                    of(T5Loading::Whole, whole),
-                    of(T5Loading::Blocks, blocks),
+                    of(EncoderLoading::Whole, whole),
+                    of(EncoderLoading::Blocks, blocks),
                     "{dtype} {n}"
                 );
             }
@@ -466,10 +474,10 @@ mod tests {
             (planned.0.last().unwrap().memory.peak_bytes, planned.1)
         };
         let (whole, loading) = peak(usize::MAX);
-        assert_eq!(loading, T5Loading::Whole);
-        assert_eq!(peak(whole), (whole, T5Loading::Whole));
+        assert_eq!(loading, EncoderLoading::Whole);
+        assert_eq!(peak(whole), (whole, EncoderLoading::Whole));
         let (blocks, loading) = peak(whole - 1);
-        assert_eq!(loading, T5Loading::Blocks);
+        assert_eq!(loading, EncoderLoading::Blocks);
         assert!(10 * blocks < whole, "{blocks} {whole}");
     }
 
