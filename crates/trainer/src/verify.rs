@@ -577,7 +577,9 @@ impl VerifiableModel for VaePair {
         let mut decoded = to_vec(self.decoder.forward(tape, &latents)?.tensor())?;
         // The reference of this one clamps; here that is done where pixels are made.
         if matches!(self.config, VaeConfig::QwenImage(_)) {
-            decoded.iter_mut().for_each(|value| *value = value.clamp(-1.0, 1.0));
+            for value in &mut decoded {
+                *value = value.clamp(-1.0, 1.0);
+            }
         }
         let (statistics, count) = (self.config.statistics(), channels / 2 * height * width);
         let scaled = mean.chunks(count).flat_map(|mean| statistics.to_model(mean)).collect();

@@ -287,6 +287,8 @@ fn images(all: &mut Vec<KernelCase>, dtype: Dtype, sides: &[usize]) {
         let (weight, bias) = (v[1].tensor(), v[2].tensor());
         tape.group_norm(&v[0], 32, weight, bias, 1e-6, Activation::Silu)
     };
+    let channel_norm: OpFn =
+        |tape, v| tape.channel_rms_norm(&v[0], v[1].tensor(), Activation::Silu);
     let convolution: OpFn = |tape, v| {
         let weight = v[3].tensor();
         tape.conv2d(&v[0], Conv2d { padding: [1; 4], ..Conv2d::new(weight) })
@@ -299,6 +301,7 @@ fn images(all: &mut Vec<KernelCase>, dtype: Dtype, sides: &[usize]) {
             |kernel, ops| all.push(case(kernel, dtype, &inputs, KernelRun::Forward(ops)));
         push("patchify", patches);
         push("group_norm", group_norm);
+        push("channel_rms_norm", channel_norm);
         if dtype == Dtype::F32 {
             push("winograd input", convolution);
         } else {
