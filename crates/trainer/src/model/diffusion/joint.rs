@@ -163,42 +163,47 @@ impl JointBlock {
         positions: &JointPositions,
         recompute: Recompute,
     ) -> compute::Result<[Var; 2]> {
+        let [x, context, condition] = tokens;
         tape.run_block(block_swap, index, || {
+            // Kept: as much to read as half of the block's other weights, and a vector for each sample to remember.
+            let vectors = self.modulation.forward(tape, condition)?;
+            let context_vectors = self.context_modulation.forward(tape, condition)?;
+            let inputs = [x, context, &vectors, &context_vectors];
             if !recompute.recomputes(index) {
                 let recomputes_queries = recompute == Recompute::Queries;
-                return self.forward(tape, tokens, positions, recomputes_queries);
+                return self.forward(tape, inputs, positions, recomputes_queries);
             }
             let positions = positions.clone();
-            tape.recompute(&tokens, move |tape, inputs| {
-                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], &positions, false)
+            tape.recompute(&inputs, move |tape, inputs| {
+                let inputs = [&inputs[0], &inputs[1], &inputs[2], &inputs[3]];
+                self.forward(tape, inputs, &positions, false)
             })
         })
     }
 
-    /// x [S, N, D] and context [S, C, D] to the same, by condition [S, D].
+    /// x [S, N, D] and context [S, C, D] to the same, by the modulation vectors of each.
     fn forward(
         &self,
         tape: &Tape<'_>,
-        [x, context, condition]: [&Var; 3],
+        [x, context, vectors, context_vectors]: [&Var; 4],
         positions: &JointPositions,
         recomputes_queries: bool,
     ) -> compute::Result<[Var; 2]> {
-        let vectors = self.modulation.forward(tape, condition)?;
-        let context_vectors = self.context_modulation.forward(tape, condition)?;
-        let streams = [(x, &vectors), (context, &context_vectors)];
+        let streams = [(x, vectors), (context, context_vectors)];
         let options = QkvOptions { rope: positions.image.as_ref(), recomputes_queries };
         let attended = self.attend(tape, streams, positions, options)?;
         let n = x.shape().sizes()[1];
-        // The larger stream comes last: the end of a recomputed block is not recomputed.
+        // What comes after the inner layers of both is not recomputed, with the rest of a block.
         let next = self.context_out.as_ref().filter(|_| self.prompt == PromptUse::Next);
-        let context = match next {
-            None => context.clone(),
+        let prompt = match next {
+            None => None,
             Some((out, feed_forward)) => {
                 let all = attended.shape().sizes()[1];
                 let attended = out.forward(tape, &tape.split_tokens(&attended, n..all)?)?;
                 let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
                 drop(attended);
-                feed_forward.forward(tape, &context, &context_vectors)?
+                let inner = feed_forward.inner(tape, &context, context_vectors)?;
+                Some((feed_forward, context, inner))
             }
         };
         let projected = self.image_out.forward(tape, &tape.split_tokens(&attended, 0..n)?)?;
@@ -213,7 +218,14 @@ impl JointBlock {
             let attended = tape.attention(&q, &k, &v, projections.attention())?;
             y = tape.gated_add(&y, vectors.chunk(8), &out.forward(tape, &attended)?)?;
         }
-        Ok([self.feed_forward.forward(tape, &y, &vectors)?, context])
+        let inner = self.feed_forward.inner(tape, &y, vectors)?;
+        let context = match prompt {
+            None => context.clone(),
+            Some((feed_forward, context, inner)) => {
+                feed_forward.finish(tape, &context, inner, context_vectors)?
+            }
+        };
+        Ok([self.feed_forward.finish(tape, &y, inner, vectors)?, context])
     }
 
     /// Joint attention, image tokens first; each stream comes with its modulation vectors.
@@ -312,11 +324,14 @@ impl FeedForward {
         Ok(Self { up, down: build.linear("2", MLP_RATIO * d, d)? })
     }
 
-    /// x + gate · f(modulated x), by the fourth to sixth of the block's modulation vectors.
-    fn forward(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
+    /// The inner layer of modulated x, by the fourth and fifth of the block's modulation vectors.
+    fn inner(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
-        let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;
-        drop(h);
+        self.up.forward_activated(tape, &h, Activation::GeluTanh)
+    }
+
+    /// x + gate · the outer layer, by the sixth.
+    fn finish(&self, tape: &Tape<'_>, x: &Var, inner: Var, vectors: &Var) -> compute::Result<Var> {
         let y = self.down.forward(tape, &inner)?;
         drop(inner);
         tape.gated_add(x, vectors.chunk(5), &y)

@@ -153,11 +153,12 @@ impl DenoiserNetwork for Flux {
         for (index, block) in (self.blocks.len()..).zip(&self.single_blocks) {
             let rope = of_all.clone();
             [both] = tape.run_block(self.block_swap.as_ref(), index, || {
+                let vectors = block.modulation.forward(tape, &condition)?;
                 if !recompute.recomputes(index) {
                     let how = QkvOptions { rope: Some(&rope), recomputes_queries };
-                    return Ok([block.forward(tape, &both, &condition, how)?]);
+                    return Ok([block.forward(tape, &both, &vectors, how)?]);
                 }
-                tape.recompute(&[&both, &condition], move |tape, inputs| {
+                tape.recompute(&[&both, &vectors], move |tape, inputs| {
                     let how = QkvOptions { rope: Some(&rope), recomputes_queries: false };
                     Ok([block.forward(tape, &inputs[0], &inputs[1], how)?])
                 })
@@ -194,15 +195,14 @@ impl SingleBlock {
         })
     }
 
-    /// x [S, N + C, D] to the same, by condition [S, D].
+    /// x [S, N + C, D] to the same, by its modulation vectors.
     fn forward(
         &self,
         tape: &Tape<'_>,
         x: &Var,
-        condition: &Var,
+        vectors: &Var,
         how: QkvOptions<'_>,
     ) -> compute::Result<Var> {
-        let vectors = self.modulation.forward(tape, condition)?;
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         let project = |index| self.projections.forward(tape, &h, index, how);
         let (q, k, v) = (project(0)?, project(1)?, project(2)?);
