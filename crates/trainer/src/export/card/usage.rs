@@ -133,16 +133,24 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
         format!("height={}", size.height),
         format!("num_inference_steps={steps}"),
     ];
-    if family.guidance != Guidance::None {
-        all.push(format!("guidance_scale={guidance_scale:?}"));
+    let negative = match negative_prompt.as_str() {
+        "" => family.empty_prompt,
+        typed => typed,
+    };
+    match family.guidance {
+        Guidance::ClassifierFree => {
+            all.push(format!("guidance_scale={guidance_scale:?}"));
+            let typed =
+                (!negative.is_empty()).then(|| format!("negative_prompt={}", python(negative)));
+            all.extend(typed);
+        }
+        Guidance::Rescaled => all.extend(true_cfg(*guidance_scale, negative)),
+        Guidance::Embedded => all.push(format!("guidance_scale={guidance_scale:?}")),
+        Guidance::None => {}
     }
     let scale = family.guidance.cfg_scale(sample.guidance());
     if scale.is_some() && !family.guidance.is_classifier_free() {
-        all.push(format!("true_cfg_scale={true_cfg_scale:?}"));
-        // Without one diffusers leaves classifier-free guidance out.
-        all.push(format!("negative_prompt={}", python(negative_prompt)));
-    } else if !negative_prompt.is_empty() && family.guidance.is_classifier_free() {
-        all.push(format!("negative_prompt={}", python(negative_prompt)));
+        all.extend(true_cfg(*true_cfg_scale, negative));
     }
     let length = texts.iter().find_map(|texts| match texts.spec.prompt_length {
         PromptLength::Index(usual) => Some(texts.length.unwrap_or(usual)),
@@ -151,6 +159,11 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
     let length = length.filter(|length| *length != family.max_sequence_length);
     all.extend(length.map(|length| format!("max_sequence_length={length}")));
     all
+}
+
+/// Without a negative prompt diffusers leaves classifier-free guidance out.
+fn true_cfg(scale: f64, negative: &str) -> [String; 2] {
+    [format!("true_cfg_scale={scale:?}"), format!("negative_prompt={}", python(negative))]
 }
 
 fn peft(facts: &ModelCard, file: &Path) -> String {

@@ -11,7 +11,7 @@ use weights::Catalog;
 use super::condition::{Condition, Conditions};
 use super::family::DiffusionFamily;
 use super::text::{EmbeddingWidths, TextEmbedding};
-use super::{flux, sd3};
+use super::{flux, qwen_image, sd3};
 use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::{self, Unsupported};
@@ -84,6 +84,7 @@ macro_rules! families {
 families! {
     Sd3 = sd3::Sd3Config;
     Flux = flux::FluxConfig;
+    QwenImage = qwen_image::QwenImageConfig;
 }
 
 /// A family's config.

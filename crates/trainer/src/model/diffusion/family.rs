@@ -27,6 +27,8 @@ pub struct DiffusionFamily {
     pub vae_files: &'static [&'static str],
     /// Its text encoders.
     pub encoders: &'static [TextEncoderSpec],
+    /// The prompt that stands for none: as which an empty prompt is encoded.
+    pub empty_prompt: &'static str,
     /// `max_sequence_length` of diffusers' pipeline where it is not given.
     pub max_sequence_length: usize,
     /// How its sampler spaces sigmas.

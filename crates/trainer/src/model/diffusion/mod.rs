@@ -17,6 +17,7 @@ pub mod guidance;
 mod joint;
 pub mod part;
 pub mod paths;
+pub mod qwen_image;
 pub mod scheduler;
 pub mod sd3;
 pub mod text;

@@ -43,6 +43,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.
     vae_files: &["ae.safetensors", "ae.sft"],
     encoders: &[CLIP, T5],
+    empty_prompt: "",
     max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,

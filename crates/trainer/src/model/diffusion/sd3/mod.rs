@@ -71,6 +71,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             files: T5_FILES,
         },
     ],
+    empty_prompt: "",
     max_sequence_length: 256,
     spacing: SigmaSpacing::Trained,
     guidance: Guidance::ClassifierFree,

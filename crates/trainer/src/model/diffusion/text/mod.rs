@@ -262,7 +262,10 @@ impl TextEncoders {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
-        self.encode_texts(device, encoding, PromptTexts::Given(texts), callbacks, take)
+        let empty = self.config.family().empty_prompt;
+        let prompt = |text: &String| if text.is_empty() { empty.into() } else { text.clone() };
+        let texts: Vec<String> = texts.iter().map(prompt).collect();
+        self.encode_texts(device, encoding, PromptTexts::Given(&texts), callbacks, take)
     }
 
     /// Encodes so many texts as long as each encoder can see, for a dry run.
