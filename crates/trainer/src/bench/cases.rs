@@ -17,6 +17,7 @@ use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput, LatentSpec};
 use crate::model::diffusion::flux::{self, flux1_dev};
 use crate::model::diffusion::guidance::Guidance;
+use crate::model::diffusion::qwen_image::{self, qwen_image};
 use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
 use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
@@ -48,6 +49,8 @@ pub enum BenchCase {
     Sd35Large,
     /// The same on FLUX.1 dev.
     Flux1Dev,
+    /// The same on Qwen-Image.
+    QwenImage,
 }
 
 /// How a transformer is trained.
@@ -78,7 +81,7 @@ impl BenchCase {
     ];
 
     /// Those of full size.
-    pub const FULL: [Self; 3] = [Self::Sd3Medium, Self::Sd35Large, Self::Flux1Dev];
+    pub const FULL: [Self; 4] = [Self::Sd3Medium, Self::Sd35Large, Self::Flux1Dev, Self::QwenImage];
 
     /// As it is called on the command line.
     pub fn name(self) -> &'static str {
@@ -93,6 +96,7 @@ impl BenchCase {
             Self::Sd3Medium => "sd3-medium",
             Self::Sd35Large => "sd3.5-large",
             Self::Flux1Dev => "flux1-dev",
+            Self::QwenImage => "qwen-image",
         }
     }
 
@@ -127,7 +131,8 @@ impl BenchCase {
             | Self::FluxMid
             | Self::Sd3Medium
             | Self::Sd35Large
-            | Self::Flux1Dev => {
+            | Self::Flux1Dev
+            | Self::QwenImage => {
                 let case = transformer.expect("these are the transformers");
                 case.work(build, settings, &normal)?
             }
@@ -163,6 +168,7 @@ impl BenchCase {
             Self::Sd3Medium => Some(TransformerCase::sd3(sd3_medium(), 128)),
             Self::Sd35Large => Some(TransformerCase::sd3(sd35_large(), 128)),
             Self::Flux1Dev => Some(TransformerCase::flux(flux1_dev(), 128)),
+            Self::QwenImage => Some(TransformerCase::qwen_image(qwen_image(), 128)),
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => None,
         }
     }
@@ -173,21 +179,26 @@ struct TransformerCase {
     config: DenoiserConfig,
     /// Of its latents.
     side: usize,
-    /// Tokens of a prompt, and their width.
-    prompt: [usize; 2],
-    /// Width of the pooled prompt embedding.
-    pooled: usize,
+    /// The shape of each tensor of its conditioning.
+    condition: Vec<(&'static str, Vec<usize>)>,
 }
 
 impl TransformerCase {
     fn sd3(config: sd3::Sd3Config, side: usize) -> Self {
-        let prompt = [SD3_PROMPT, config.joint_attention_dim];
-        Self { prompt, pooled: config.pooled_projection_dim, config: config.into(), side }
+        let tokens = (TOKENS, vec![SD3_PROMPT, config.joint_attention_dim]);
+        let pooled = (POOLED, vec![config.pooled_projection_dim]);
+        Self { condition: vec![tokens, pooled], config: config.into(), side }
     }
 
     fn flux(config: flux::FluxConfig, side: usize) -> Self {
-        let prompt = [FLUX_PROMPT, config.joint_attention_dim];
-        Self { prompt, pooled: config.pooled_projection_dim, config: config.into(), side }
+        let tokens = (TOKENS, vec![FLUX_PROMPT, config.joint_attention_dim]);
+        let pooled = (POOLED, vec![config.pooled_projection_dim]);
+        Self { condition: vec![tokens, pooled], config: config.into(), side }
+    }
+
+    fn qwen_image(config: qwen_image::QwenImageConfig, side: usize) -> Self {
+        let tokens = (TOKENS, vec![QWEN_PROMPT, config.joint_attention_dim]);
+        Self { condition: vec![tokens], config: config.into(), side }
     }
 
     fn work(
@@ -197,13 +208,14 @@ impl TransformerCase {
         normal: NormalFn<'_>,
     ) -> Result<BenchWork> {
         let LatentSpec { channels, patch_size, .. } = self.config.latent_spec();
-        let (side, [tokens, width]) = (self.side, self.prompt);
+        let side = self.side;
+        let of_all = |sizes: &[usize]| normal(&[&[samples], sizes].concat());
+        let condition = self.condition.iter().map(|(name, sizes)| Ok((*name, of_all(sizes)?)));
         let n_patches = (side / patch_size).pow(2);
         Ok(BenchWork::Transformer {
             model: self.config.build(build)?,
             latents: normal(&[samples, channels, side, side])?,
-            context: normal(&[samples, tokens, width])?,
-            pooled: normal(&[samples, self.pooled])?,
+            condition: condition.collect::<Result<_>>()?,
             target: normal(&[samples, n_patches, patch_size * patch_size * channels])?,
             guidance: self.config.family().guidance,
             micro_batch,
@@ -220,6 +232,8 @@ const IMAGE: usize = 256;
 const SD3_PROMPT: usize = 333;
 /// The same of FLUX.1 dev.
 const FLUX_PROMPT: usize = 512;
+/// A long prompt of Qwen-Image.
+const QWEN_PROMPT: usize = 256;
 /// The embedded guidance scale of models that take one.
 const GUIDANCE: f32 = 3.5;
 
@@ -287,8 +301,7 @@ enum BenchWork {
     Transformer {
         model: Denoiser,
         latents: Tensor,
-        context: Tensor,
-        pooled: Tensor,
+        condition: Vec<(&'static str, Tensor)>,
         target: Tensor,
         guidance: Guidance,
         micro_batch: usize,
@@ -323,8 +336,7 @@ impl PreparedBench {
             BenchWork::Transformer {
                 model,
                 latents,
-                context,
-                pooled,
+                condition,
                 target,
                 guidance,
                 micro_batch: micro,
@@ -333,9 +345,10 @@ impl PreparedBench {
                 let mut gradients = Gradients::default();
                 for micro_batch in micro_batches(latents.shape().sizes()[0], *micro) {
                     let tape = Tape::training(&self.device, &self.params, 0);
-                    let [latents, context, pooled, target] = [latents, context, pooled, target]
-                        .map(|all| all.narrow(micro_batch.clone()));
-                    let condition = Conditions::from_tensors([(TOKENS, context), (POOLED, pooled)]);
+                    let part = |all: &Tensor| all.narrow(micro_batch.clone());
+                    let [latents, target] = [latents, target].map(part);
+                    let condition = condition.iter().map(|(name, all)| (*name, part(all)));
+                    let condition = Conditions::from_tensors(condition);
                     let timesteps = vec![Timestep { sigma: 0.5, t: 500.0 }; micro_batch.len()];
                     let scales = guidance.embedded(GUIDANCE, micro_batch.len());
                     let input = DenoiserInput {
