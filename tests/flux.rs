@@ -1,44 +1,23 @@
-//! FLUX.1 against what diffusers computed with whole pipelines (`tests/golden/flux/pipelines.py`): guidance as an input
-//! of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens. Adapters of other
-//! programs (`tests/golden/flux/adapters.py`).
+//! FLUX.1: adapters of other programs (`tests/golden/flux/adapters.py`), merging.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Dtype, Tape};
 use safetensors::tensor::TensorView;
-use serde_json::Value;
 use trainer::export::export;
 use trainer::model::adapter::read::Component;
-use trainer::model::adapter::{AdapterFormat, Adapters, LoraWeights};
-use trainer::model::build::Precision;
+use trainer::model::adapter::{AdapterFormat, LoraWeights};
 use trainer::model::component;
 use trainer::model::diffusion::Pipeline;
-use trainer::model::diffusion::condition::{Condition, Conditions};
-use trainer::model::diffusion::denoiser::DenoiserInput;
-use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
-use trainer::model::diffusion::scheduler::euler_step;
-use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
-use trainer::model::recompute::Recompute;
-use trainer::sample::{ImageRequest, SampleJob};
-
 use trainer::model::tensor_piece::stored_rows;
 use weights::Catalog;
 use weights::load::load_f32;
 
-use crate::models::{LIMIT, check, copy_folder, recorded_in};
+use crate::models::{check, copy_folder};
+use crate::pipelines::Reference;
 use crate::{printed, text};
-
-/// A variant with what diffusers computed.
-pub struct Reference {
-    folder: PathBuf,
-    settings: Value,
-    pub recorded: HashMap<String, Vec<f32>>,
-    pub pipeline: Pipeline,
-    device: Device,
-}
 
 pub const VARIANTS: [&str; 2] = ["dev", "schnell"];
 
@@ -61,146 +40,6 @@ pub fn with_short_prompts(to: &Path) {
 
 /// As `tests/golden/flux/train/generate.py` has it.
 const SHORT_PROMPT: usize = 24;
-
-impl Reference {
-    pub fn open(variant: &str) -> Self {
-        let folder = folder(variant);
-        let text = fs::read_to_string(folder.join("golden.json")).unwrap();
-        Self {
-            settings: serde_json::from_str(&text).unwrap(),
-            recorded: recorded_in(&folder.join("golden.safetensors")),
-            pipeline: Pipeline::open(&folder, &PartPaths::default()).unwrap(),
-            device: Device::cpu(2, LIMIT).unwrap(),
-            folder,
-        }
-    }
-
-    fn number(&self, key: &str) -> f64 {
-        self.settings[key].as_f64().unwrap()
-    }
-
-    fn size(value: &Value) -> [usize; 2] {
-        [0, 1].map(|index| value[index].as_u64().unwrap() as usize)
-    }
-
-    fn prompts(&self) -> Vec<String> {
-        let texts = self.settings["prompts"].as_array().unwrap();
-        texts.iter().map(|text| text.as_str().unwrap().to_owned()).collect()
-    }
-
-    fn encode(&self) -> Vec<Condition> {
-        let encoding = EncodingOptions {
-            precision: Precision::plain(Dtype::F32),
-            loading: EncoderLoading::Whole,
-        };
-        let callbacks =
-            EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
-        let encoders = &self.pipeline.encoders;
-        encoders.encode(&self.device, encoding, &self.prompts(), callbacks).unwrap()
-    }
-
-    pub fn images(&self, true_cfg: f64) -> Vec<f32> {
-        let request = ImageRequest {
-            prompts: self.prompts(),
-            negative: self.settings["negative"].as_str().unwrap().to_owned(),
-            size: Self::size(&self.settings["size"]),
-            steps: self.number("steps") as usize,
-            guidance: GuidanceScales {
-                guidance: self.number("guidance") as f32,
-                true_cfg: true_cfg as f32,
-            },
-            seed: 1,
-            latents: Some(self.folder.join("golden.safetensors")),
-            precision: Precision::plain(Dtype::F32),
-        };
-        let job = SampleJob::new(&self.pipeline, request).unwrap();
-        let plan = job.plan(self.device.kind(), LIMIT).unwrap();
-        let images = job.run(&self.device, &plan, &|_| true).unwrap();
-        images.into_iter().flat_map(|image| image.values).collect()
-    }
-}
-
-#[test]
-fn prompts_are_those_of_the_reference() {
-    for variant in VARIANTS {
-        let reference = Reference::open(variant);
-        let length = reference.number("length") as usize;
-        assert_eq!(reference.pipeline.encoders.lengths().last(), Some(length), "{variant}");
-        let encoded = reference.encode();
-        let of = |index: usize| -> Vec<f32> {
-            encoded.iter().flat_map(|condition| condition.0[index].values.clone()).collect()
-        };
-        check("prompt_embeds", &reference.recorded, &of(0));
-        check("pooled_prompt_embeds", &reference.recorded, &of(1));
-    }
-}
-
-#[test]
-fn sigmas_are_those_of_the_reference_at_every_size() {
-    for variant in VARIANTS {
-        let reference = Reference::open(variant);
-        for size in reference.settings["sizes"].as_array().unwrap() {
-            let [width, height] = Reference::size(size);
-            let tokens = reference.pipeline.image_tokens([width, height]);
-            let sigmas = reference.pipeline.schedule.sigmas(tokens, 28);
-            check(&format!("sigmas.{width}x{height}"), &reference.recorded, &sigmas);
-        }
-    }
-}
-
-/// Latents after every step, from the predictions of the transformer alone.
-#[test]
-fn every_step_of_the_sampler_is_that_of_the_reference() {
-    for variant in VARIANTS {
-        let reference = Reference::open(variant);
-        let Reference { pipeline, device, recorded, .. } = &reference;
-        let mut adapters = Adapters::none();
-        let plain = Precision::plain(Dtype::F32);
-        let model = pipeline.load_denoiser(device, plain, &mut adapters, &|_| true).unwrap();
-        let prompts = reference.encode();
-        let size = Reference::size(&reference.settings["size"]);
-        let shape = pipeline.latent_shape(size).batch(prompts.len());
-        let steps = reference.number("steps") as usize;
-        let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size), steps);
-        check("sigmas", recorded, &sigmas);
-        let scale = reference.number("guidance") as f32;
-        let guidance = pipeline.family().guidance.embedded(scale, prompts.len());
-        let mut latents = recorded["in.latents"].clone();
-        for (step, pair) in sigmas.windows(2).enumerate() {
-            let tape = Tape::inference(device, &adapters.params, 0);
-            let input = DenoiserInput {
-                latents: &device.upload(shape, &latents).unwrap(),
-                timesteps: &vec![pipeline.schedule.timestep(pair[0]); prompts.len()],
-                condition: &Conditions::upload(
-                    device,
-                    &prompts.iter().collect::<Vec<_>>(),
-                    Dtype::F32,
-                )
-                .unwrap(),
-                guidance: guidance.as_deref(),
-                time_dtype: Dtype::F32,
-            };
-            let predicted = model.predict(&tape, input, Recompute::None).unwrap();
-            let velocity = predicted.latents(&tape).unwrap().tensor().read_f32().unwrap();
-            euler_step(&mut latents, &velocity, pair[0], pair[1]);
-            check(&format!("latents.{step}"), recorded, &latents);
-        }
-    }
-}
-
-#[test]
-fn images_are_those_of_the_reference() {
-    for variant in VARIANTS {
-        let mut reference = Reference::open(variant);
-        check("image", &reference.recorded, &reference.images(1.0));
-        let true_cfg = reference.number("true_cfg");
-        if true_cfg > 1.0 {
-            check("image_cfg", &reference.recorded, &reference.images(true_cfg));
-        }
-        reference.pipeline.add_adapter(&reference.folder.join("lora.safetensors")).unwrap();
-        check("image_lora", &reference.recorded, &reference.images(1.0));
-    }
-}
 
 /// One A for q, k and v, as kohya and `XLabs` train them; layers outside of blocks; halves the other way round.
 #[test]
@@ -232,7 +71,7 @@ const FORMATS: [AdapterFormat; 4] =
 #[test]
 fn an_adapter_goes_from_any_program_to_any_other() {
     let out = tempfile::tempdir().unwrap();
-    let mut reference = Reference::open("schnell");
+    let mut reference = Reference::open(&folder("schnell"));
     reference.pipeline.add_adapter(&reference.folder.join("lora.safetensors")).unwrap();
     // Each is made of the one before, so that all are read once and written once.
     for format in FORMATS {
@@ -320,7 +159,7 @@ fn save_original(pipeline: &Pipeline, path: &Path) {
 #[test]
 fn an_adapter_is_merged_into_a_checkpoint_of_the_original_layout() {
     let out = tempfile::tempdir().unwrap();
-    let mut reference = Reference::open("schnell");
+    let mut reference = Reference::open(&folder("schnell"));
     let base = out.path().join("flux.safetensors");
     save_original(&reference.pipeline, &base);
     let (adapter, merged) = (reference.folder.join("lora.safetensors"), out.path().join("merged"));

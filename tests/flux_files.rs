@@ -18,8 +18,9 @@ use trainer::model::tensor_piece::stored_rows;
 use trainer::model::vae::{KlVaeConfig, kl};
 use weights::gguf::write::{GgufFormat, GgufTensor, GgufValue};
 
-use crate::flux::{Reference, VARIANTS, folder};
+use crate::flux::{VARIANTS, folder};
 use crate::models::check;
+use crate::pipelines::Reference;
 use crate::{hearth, printed, said, text};
 
 fn golden() -> PathBuf {
@@ -203,7 +204,7 @@ fn separate_files_gguf_and_whole_checkpoints_give_the_images_of_the_folder() {
             text_encoders: vec![at("t5.gguf"), at("comfyui/clip/clip_l.safetensors")],
             ..searched.clone()
         };
-        let mut reference = Reference::open(variant);
+        let mut reference = Reference::open(&folder(variant));
         let expected = reference.images(1.0);
         for (path, parts) in
             [(&found, &searched), (&gguf, &searched), (&alone, &named), (&whole, &searched)]

@@ -17,8 +17,10 @@ mod language;
 mod merge;
 mod misuse;
 mod models;
+mod pipelines;
 mod program;
 mod quantised;
+mod qwen_image;
 mod recipes;
 mod tidy;
 #[cfg(unix)]

@@ -1,5 +1,5 @@
 //! The same training by PyTorch, diffusers and PEFT: the losses of every step and the adapter that
-//! came of it, recorded by tests/golden/sd3/train/generate.py, and for FLUX.1 by tests/golden/flux/train/generate.py.
+//! came of it, recorded by tests/golden/sd3/train/generate.py, and for other families by the scripts beside theirs.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use weights::load::load_f32;
 
 use super::{check_memory, events, losses};
 use crate::models::golden;
-use crate::{flux, printed, text};
+use crate::{flux, printed, qwen_image, text};
 
 /// Measured: 1.7e-7 of SD3, 4.0e-7 of FLUX.1. Five times that, since other CPUs sum in other orders; the smallest fault
 /// that was tried, a batch that counts too much, gives 2e-2.
@@ -43,12 +43,17 @@ fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
     let apart = apart.fold(0.0, f64::max);
     assert!(apart < OF_LOSSES, "{apart:e}");
     let [taken, planned] = check_memory(&events);
-    assert_eq!(taken, planned);
+    // Plans are for the longest prompt that the model sees; those of Qwen-Image are not padded to it.
+    if folder.starts_with(qwen_image::golden()) {
+        assert!(taken < planned, "{taken} {planned}");
+    } else {
+        assert_eq!(taken, planned);
+    }
 }
 
 #[test]
 fn training_all_weights_is_that_of_the_reference() {
-    for folder in [golden(), flux::golden()] {
+    for folder in [golden(), flux::golden(), qwen_image::golden()] {
         let out = tempfile::tempdir().unwrap();
         check(&folder.join("train"), "own.toml", "own_losses.txt", &out.path().join("run"));
     }
@@ -63,6 +68,11 @@ fn training_an_adapter_is_that_of_the_reference() {
 #[test]
 fn training_an_adapter_of_flux_is_that_of_the_reference() {
     check_adapter(&flux::golden(), None, OF_FLUX_ADAPTER);
+}
+
+#[test]
+fn training_an_adapter_of_qwen_image_is_that_of_the_reference() {
+    check_adapter(&qwen_image::golden(), None, OF_ADAPTER);
 }
 
 fn check_adapter(folder: &Path, unused: Option<&str>, tolerance: f64) {

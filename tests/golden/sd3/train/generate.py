@@ -21,7 +21,8 @@ They are computed here anew, from this table:
 A draw is (batch << 16) | place in the batch, with batches counted over the whole run. The seed for a purpose
 is words 0 and 1 of stream 0x686561727468 + purpose of the job's seed.
 
-The same for FLUX.1 is `../../flux/train/generate.py`, which takes all but the model from here.
+The same for FLUX.1 is `../../flux/train/generate.py`, and for Qwen-Image `../../qwen_image/train/generate.py`, which take
+all but the model from here.
 
 Two buckets with an odd number of images make batches of 1 and 2, so that what an image counts in a step
 that gathers two batches is checked as well.
@@ -205,17 +206,21 @@ class Trainer:
 
     def noisy(self, index, draw):
         """The noisy latent of an image, its target, and its timestep."""
-        job, vae, scheduler = self.job["train"], self.pipeline.vae.config, self.pipeline.scheduler
+        job, scheduler = self.job["train"], self.pipeline.scheduler
         distribution = self.samples[index][0]
         mean = distribution.mean
         latent = mean + distribution.std * numbers_like(mean, job["seed"], LATENTS, draw)
-        latent = (latent - vae.shift_factor) * vae.scaling_factor
+        latent = self.scaled(latent)
         noise = numbers_like(mean, job["seed"], NOISE, draw)
         normal = float(normals(seed_for(job["seed"], LEVELS), draw, 3)[2])
         place = 1 / (1 + np.exp(-(job["logit_mean"] + job["logit_std"] * normal)))
         level = int(place * scheduler.config.num_train_timesteps)
         sigma = scheduler.sigmas[level]
         return (1 - sigma) * latent + sigma * noise, noise - latent, scheduler.timesteps[level]
+
+    def scaled(self, latent):
+        vae = self.pipeline.vae.config
+        return (latent - vae.shift_factor) * vae.scaling_factor
 
     def loss(self, number):
         """The mean loss of a batch."""
@@ -224,9 +229,11 @@ class Trainer:
         found = self.predict(
             latents=torch.cat([latents for latents, _, _ in parts]),
             timesteps=torch.stack([timestep for *_, timestep in parts]),
-            tokens=torch.cat([self.samples[index][1] for index in indices]),
-            pooled=torch.cat([self.samples[index][2] for index in indices]))
+            **self.condition([self.samples[index] for index in indices]))
         return ((found - torch.cat([target for _, target, _ in parts])) ** 2).mean(), len(indices)
+
+    def condition(self, samples):
+        return dict(tokens=torch.cat([sample[1] for sample in samples]), pooled=torch.cat([sample[2] for sample in samples]))
 
     def predict(self, latents, timesteps, tokens, pooled):
         return self.pipeline.transformer(

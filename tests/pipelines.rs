@@ -1,0 +1,186 @@
+//! Whole pipelines against what diffusers computed with them: FLUX.1 (`tests/golden/flux/pipelines.py`), with guidance as an
+//! input of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens; Qwen-Image
+//! (`tests/golden/qwen_image/pipelines.py`), with prompts of any length, and prompts that are cut.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use compute::{Device, Dtype, Tape};
+use serde_json::Value;
+use trainer::model::adapter::Adapters;
+use trainer::model::build::Precision;
+use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::condition::{Condition, Conditions};
+use trainer::model::diffusion::denoiser::DenoiserInput;
+use trainer::model::diffusion::guidance::GuidanceScales;
+use trainer::model::diffusion::paths::PartPaths;
+use trainer::model::diffusion::scheduler::euler_step;
+use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
+use trainer::model::recompute::Recompute;
+use trainer::sample::{ImageRequest, SampleJob};
+
+use crate::models::{LIMIT, check, recorded_in};
+
+fn folders() -> Vec<PathBuf> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    ["flux/dev/pipeline", "flux/schnell/pipeline", "qwen_image/pipeline", "qwen_image/short"]
+        .map(|folder| golden.join(folder))
+        .to_vec()
+}
+
+/// A pipeline with what diffusers computed.
+pub struct Reference {
+    pub folder: PathBuf,
+    settings: Value,
+    pub recorded: HashMap<String, Vec<f32>>,
+    pub pipeline: Pipeline,
+    device: Device,
+}
+
+impl Reference {
+    pub fn open(folder: &Path) -> Self {
+        let folder = folder.to_owned();
+        let text = fs::read_to_string(folder.join("golden.json")).unwrap();
+        Self {
+            settings: serde_json::from_str(&text).unwrap(),
+            recorded: recorded_in(&folder.join("golden.safetensors")),
+            pipeline: Pipeline::open(&folder, &PartPaths::default()).unwrap(),
+            device: Device::cpu(2, LIMIT).unwrap(),
+            folder,
+        }
+    }
+
+    fn number(&self, key: &str) -> f64 {
+        self.settings[key].as_f64().unwrap()
+    }
+
+    fn size(value: &Value) -> [usize; 2] {
+        [0, 1].map(|index| value[index].as_u64().unwrap() as usize)
+    }
+
+    fn prompts(&self) -> Vec<String> {
+        let texts = self.settings["prompts"].as_array().unwrap();
+        texts.iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn encode(&self) -> Vec<Condition> {
+        let encoding = EncodingOptions {
+            precision: Precision::plain(Dtype::F32),
+            loading: EncoderLoading::Whole,
+        };
+        let callbacks =
+            EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
+        let encoders = &self.pipeline.encoders;
+        encoders.encode(&self.device, encoding, &self.prompts(), callbacks).unwrap()
+    }
+
+    pub fn images(&self, true_cfg: f64) -> Vec<f32> {
+        let request = ImageRequest {
+            prompts: self.prompts(),
+            negative: self.settings["negative"].as_str().unwrap().to_owned(),
+            size: Self::size(&self.settings["size"]),
+            steps: self.number("steps") as usize,
+            guidance: GuidanceScales {
+                guidance: self.number("guidance") as f32,
+                true_cfg: true_cfg as f32,
+            },
+            seed: 1,
+            latents: Some(self.folder.join("golden.safetensors")),
+            precision: Precision::plain(Dtype::F32),
+        };
+        let job = SampleJob::new(&self.pipeline, request).unwrap();
+        let plan = job.plan(self.device.kind(), LIMIT).unwrap();
+        let images = job.run(&self.device, &plan, &|_| true).unwrap();
+        images.into_iter().flat_map(|image| image.values).collect()
+    }
+}
+
+#[test]
+fn prompts_are_those_of_the_reference() {
+    for folder in folders() {
+        let reference = Reference::open(&folder);
+        let length = reference.number("length") as usize;
+        assert_eq!(
+            reference.pipeline.encoders.lengths().last(),
+            Some(length),
+            "{}",
+            folder.display()
+        );
+        let encoded = reference.encode();
+        let of = |index: usize| -> Vec<f32> {
+            encoded.iter().flat_map(|condition| condition.0[index].values.clone()).collect()
+        };
+        check("prompt_embeds", &reference.recorded, &of(0));
+        if reference.recorded.contains_key("out.pooled_prompt_embeds") {
+            check("pooled_prompt_embeds", &reference.recorded, &of(1));
+        }
+    }
+}
+
+#[test]
+fn sigmas_are_those_of_the_reference_at_every_size() {
+    for folder in folders() {
+        let reference = Reference::open(&folder);
+        for size in reference.settings["sizes"].as_array().unwrap() {
+            let [width, height] = Reference::size(size);
+            let tokens = reference.pipeline.image_tokens([width, height]);
+            let sigmas = reference.pipeline.schedule.sigmas(tokens, 28);
+            check(&format!("sigmas.{width}x{height}"), &reference.recorded, &sigmas);
+        }
+    }
+}
+
+/// Latents after every step, from the predictions of the transformer alone.
+#[test]
+fn every_step_of_the_sampler_is_that_of_the_reference() {
+    for folder in folders() {
+        let reference = Reference::open(&folder);
+        let Reference { pipeline, device, recorded, .. } = &reference;
+        let mut adapters = Adapters::none();
+        let plain = Precision::plain(Dtype::F32);
+        let model = pipeline.load_denoiser(device, plain, &mut adapters, &|_| true).unwrap();
+        let prompts = reference.encode();
+        let size = Reference::size(&reference.settings["size"]);
+        let shape = pipeline.latent_shape(size).batch(prompts.len());
+        let steps = reference.number("steps") as usize;
+        let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size), steps);
+        check("sigmas", recorded, &sigmas);
+        let scale = reference.number("guidance") as f32;
+        let guidance = pipeline.family().guidance.embedded(scale, prompts.len());
+        let mut latents = recorded["in.latents"].clone();
+        for (step, pair) in sigmas.windows(2).enumerate() {
+            let tape = Tape::inference(device, &adapters.params, 0);
+            let input = DenoiserInput {
+                latents: &device.upload(shape, &latents).unwrap(),
+                timesteps: &vec![pipeline.schedule.timestep(pair[0]); prompts.len()],
+                condition: &Conditions::upload(
+                    device,
+                    &prompts.iter().collect::<Vec<_>>(),
+                    Dtype::F32,
+                )
+                .unwrap(),
+                guidance: guidance.as_deref(),
+                time_dtype: Dtype::F32,
+            };
+            let predicted = model.predict(&tape, input, Recompute::None).unwrap();
+            let velocity = predicted.latents(&tape).unwrap().tensor().read_f32().unwrap();
+            euler_step(&mut latents, &velocity, pair[0], pair[1]);
+            check(&format!("latents.{step}"), recorded, &latents);
+        }
+    }
+}
+
+#[test]
+fn images_are_those_of_the_reference() {
+    for folder in folders() {
+        let mut reference = Reference::open(&folder);
+        check("image", &reference.recorded, &reference.images(1.0));
+        let true_cfg = reference.number("true_cfg");
+        if true_cfg > 1.0 {
+            check("image_cfg", &reference.recorded, &reference.images(true_cfg));
+        }
+        reference.pipeline.add_adapter(&reference.folder.join("lora.safetensors")).unwrap();
+        check("image_lora", &reference.recorded, &reference.images(1.0));
+    }
+}
