@@ -134,7 +134,7 @@ fn check(job: WorkloadJob, allowed: &Allowed) {
     for (name, value, _) in job.adapters() {
         worst.push((
             format!("{name} at the end"),
-            off(value, &golden[&format!("lora13.{name}")]),
+            off(&value, &golden[&format!("lora13.{name}")]),
             allowed.adapters,
         ));
     }

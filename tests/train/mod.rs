@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod full;
+mod fused;
 mod gpu;
 mod memory;
 mod offload;

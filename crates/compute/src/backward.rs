@@ -5,17 +5,76 @@ use std::collections::HashMap;
 use crate::op::OpContext;
 use crate::ops::accumulate;
 use crate::var::{GradTarget, Var};
-use crate::{Dtype, Gradients, Params, Result, Shape, Tensor};
+use crate::{Dtype, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor};
 
 /// The gradients during a backward pass through a tape.
 pub(crate) struct BackwardPass<'a> {
     pub cx: OpContext<'a>,
     pub params: &'a Params,
-    pub gradients: &'a mut Gradients,
+    pub sink: GradientSink<'a>,
+    /// Parameters whose gradients are complete after the record at work: no record before it uses them.
+    pub completing: Vec<usize>,
     pub nodes: Vec<Option<Tensor>>,
     /// Gradients of an activation's input, by the node of its result: from readers of the result that passed
     /// the gradient through the activation themselves.
     pub through_activation: HashMap<usize, Tensor>,
+}
+
+/// Where the gradients of parameters go.
+pub(crate) struct GradientSink<'a> {
+    pub gradients: &'a mut Gradients,
+    /// Called with each gradient when it is complete; the gradient is freed after that.
+    pub hook: Option<&'a mut GradientHook<'a>>,
+}
+
+impl GradientSink<'_> {
+    /// The same for a part of the backward pass.
+    pub fn reborrow(&mut self) -> GradientSink<'_> {
+        let hook = self.hook.as_mut().map(|hook| &mut **hook as &mut GradientHook<'_>);
+        GradientSink { gradients: self.gradients, hook }
+    }
+}
+
+/// Where a tape uses each parameter first, which is where backward uses it last: how many records came before.
+#[derive(Default)]
+pub(crate) struct FirstUses {
+    /// Parameter and number of records, in the order of the uses.
+    uses: Vec<(usize, usize)>,
+    is_used: Vec<bool>,
+}
+
+impl FirstUses {
+    /// Notes parameters that are used after so many records.
+    pub fn add(&mut self, params: impl IntoIterator<Item = usize>, n_records: usize) {
+        for index in params {
+            let end = self.is_used.len().max(index + 1);
+            self.is_used.resize(end, false);
+            if !std::mem::replace(&mut self.is_used[index], true) {
+                self.uses.push((index, n_records));
+            }
+        }
+    }
+
+    /// All parameters.
+    pub fn params(&self) -> Vec<usize> {
+        self.uses.iter().map(|(index, _)| *index).collect()
+    }
+
+    /// Takes out the parameters that are not used by the first `n_records`. Of a block within another tape,
+    /// only those that are in `outer` are returned, and taken out of it.
+    pub fn take_unused_by(
+        &mut self,
+        n_records: usize,
+        outer: Option<&mut Vec<usize>>,
+    ) -> Vec<usize> {
+        let start = self.uses.partition_point(|(_, before)| *before < n_records);
+        let mut found: Vec<usize> = self.uses.drain(start..).map(|(index, _)| index).collect();
+        if let Some(outer) = outer {
+            found.retain(|index| outer.contains(index));
+            outer.retain(|index| !found.contains(index));
+        }
+        found
+    }
 }
 
 /// A gradient taken out to be written by an op, and put back with [`BackwardPass::put`].
@@ -30,7 +89,9 @@ impl BackwardPass<'_> {
     /// The gradient of `source`, to be written or added to.
     pub fn slot(&mut self, source: GradTarget, shape: Shape, dtype: Dtype) -> Result<GradientSlot> {
         let (tensor, add) = match source {
-            GradTarget::Param(index) => self.gradients.take(index, self.cx.device, self.params)?,
+            GradTarget::Param(index) => {
+                self.sink.gradients.take(index, self.cx.device, self.params)?
+            }
             GradTarget::Node(node) => match self.nodes[node].take() {
                 Some(gradient) => (gradient.into_unique()?, true),
                 None => (self.cx.alloc(shape, dtype)?, false),
@@ -59,11 +120,23 @@ impl BackwardPass<'_> {
         match slot.target {
             Some(GradTarget::Param(index)) => {
                 let shape = self.params.values()[index].shape();
-                self.gradients.put(index, slot.tensor.into_shape(shape));
+                self.sink.gradients.put(index, slot.tensor.into_shape(shape));
             }
             Some(GradTarget::Node(node)) => self.nodes[node] = Some(slot.tensor),
             None => {}
         }
+    }
+
+    /// Hands parameters whose gradients are complete to the hook, if there is one, and frees the gradients.
+    pub fn complete(&mut self) -> Result<()> {
+        let Some(hook) = &mut self.sink.hook else { return Ok(()) };
+        for index in std::mem::take(&mut self.completing) {
+            if let Some(gradient) = self.sink.gradients.remove(index) {
+                let key = ParamKey::new(index);
+                self.params.with_mut(index, |param| hook(key, param, &gradient))?;
+            }
+        }
+        Ok(())
     }
 
     /// Passes on the gradient of an activation's input, where the activation's result has this node.

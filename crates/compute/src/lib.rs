@@ -40,7 +40,7 @@ pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use fill::{FillPart, fill_all};
-pub use params::{Gradients, ParamKey, Params};
+pub use params::{GradientHook, Gradients, ParamKey, Params};
 pub use quantised::{Quantisation, Quantised};
 pub use random::RandomSequence;
 pub use recording::{MemoryRecording, MemorySnapshot};

@@ -1,6 +1,8 @@
 //! Trainable parameters. They are held in one list, models hold their keys, and gradients have the same keys:
 //! so an optimizer sees lists, whatever the model looks like.
 
+use std::cell::{Ref, RefCell};
+
 use crate::{ComputeError, Device, Dtype, Result, Tag, Tensor};
 
 /// Names one parameter of a [`Params`].
@@ -8,50 +10,65 @@ use crate::{ComputeError, Device, Dtype, Result, Tag, Tensor};
 pub struct ParamKey(usize);
 
 impl ParamKey {
+    pub(crate) fn new(index: usize) -> Self {
+        Self(index)
+    }
+
     /// Its place among the parameters.
     pub fn index(self) -> usize {
         self.0
     }
 }
 
-/// The trained tensors, in the order they were added.
+/// The trained tensors, in the order they were added. A fused backward pass changes them while a tape reads
+/// them, one at a time and each after its last reader.
 #[derive(Debug, Default)]
 pub struct Params {
-    values: Vec<Tensor>,
+    values: RefCell<Vec<Tensor>>,
 }
 
 impl Params {
     /// Adds a tensor and names it.
     pub fn add(&mut self, value: Tensor) -> ParamKey {
-        self.values.push(value);
-        ParamKey(self.values.len() - 1)
+        let values = self.values.get_mut();
+        values.push(value);
+        ParamKey(values.len() - 1)
     }
 
     /// The value of one.
-    pub fn get(&self, key: ParamKey) -> &Tensor {
-        &self.values[key.0]
+    pub fn get(&self, key: ParamKey) -> Ref<'_, Tensor> {
+        Ref::map(self.values.borrow(), |values| &values[key.0])
     }
 
     /// All names, in order: that of a checkpoint's tensors and of every machine's gradients.
     pub fn keys(&self) -> impl Iterator<Item = ParamKey> + use<> {
-        (0..self.values.len()).map(ParamKey)
+        (0..self.values.borrow().len()).map(ParamKey)
     }
 
     /// All values, in order.
-    pub fn values(&self) -> &[Tensor] {
-        &self.values
+    pub fn values(&self) -> Ref<'_, [Tensor]> {
+        Ref::map(self.values.borrow(), Vec::as_slice)
     }
 
     /// All values to be changed. Fails if something, such as a living tape, still reads one.
     pub fn values_mut(&mut self) -> Result<&mut [Tensor]> {
-        for (index, value) in self.values.iter().enumerate() {
+        let values = self.values.get_mut();
+        for (index, value) in values.iter().enumerate() {
             if value.ref_count() > 1 {
                 return Err(ComputeError::InUse { index, readers: value.ref_count() - 1 });
             }
         }
-        Ok(&mut self.values)
+        Ok(values)
+    }
+
+    /// Lets `work` change one while others are read.
+    pub(crate) fn with_mut<R>(&self, index: usize, work: impl FnOnce(&mut Tensor) -> R) -> R {
+        work(&mut self.values.borrow_mut()[index])
     }
 }
+
+/// What is done with a parameter and its gradient as soon as a backward pass has completed the gradient.
+pub type GradientHook<'a> = dyn FnMut(ParamKey, &mut Tensor, &Tensor) -> Result<()> + 'a;
 
 /// One gradient per parameter that the loss depends on: a flat buffer of f32, whatever the parameter's
 /// dtype, in the order of the parameters. Memory is taken when the first gradient arrives and kept from
@@ -84,8 +101,9 @@ impl Gradients {
     /// Takes memory for those that have none. A backward that failed in the middle of an op has lost
     /// the memory that the op wrote to.
     pub fn reserve(&mut self, device: &Device, params: &Params) -> Result<()> {
-        self.slots.resize_with(params.values.len(), ParamGradient::default);
-        let empty = self.slots.iter_mut().zip(&params.values);
+        let values = params.values();
+        self.slots.resize_with(values.len(), ParamGradient::default);
+        let empty = self.slots.iter_mut().zip(&*values);
         let mut empty = empty.filter(|(slot, _)| slot.gradient.is_none());
         device.with_tag(Tag::Gradients, || {
             empty.try_for_each(|(slot, value)| {
@@ -150,7 +168,7 @@ impl Gradients {
         let gradient = match slot.gradient.take() {
             Some(gradient) => gradient,
             None => device.with_tag(Tag::Gradients, || {
-                device.alloc(params.values[index].shape(), Dtype::F32)
+                device.alloc(params.values()[index].shape(), Dtype::F32)
             })?,
         };
         Ok((gradient, slot.filled))
@@ -158,6 +176,12 @@ impl Gradients {
 
     pub(crate) fn put(&mut self, index: usize, gradient: Tensor) {
         self.slots[index] = ParamGradient { gradient: Some(gradient), filled: true };
+    }
+
+    /// Takes a gradient out for good, with its memory; none if none arrived.
+    pub(crate) fn remove(&mut self, index: usize) -> Option<Tensor> {
+        let slot = self.slots.get_mut(index).filter(|slot| slot.filled)?;
+        std::mem::take(slot).gradient
     }
 }
 

@@ -43,6 +43,7 @@ impl<'m> Tape<'m> {
         let leaves = dry_run.adopt(tensors, &sources);
         let dry_results = block(&dry_run, &leaves)?;
         self.next_sequence.set(dry_run.next_sequence.get());
+        self.use_params(dry_run.used_params());
         let mut links = NodeMap::of_inputs(&sources, &leaves);
         let results = dry_results.map(|var| {
             let source = var.grad_target().map(|source| links.outside(source, self));
@@ -76,6 +77,9 @@ impl<'m> Tape<'m> {
                 // Parameters are the same on every tape.
                 (None, Some(GradTarget::Param(_)) | None) => *source,
             };
+            if let Some(GradTarget::Param(index)) = inside {
+                self.use_params([index]);
+            }
             leaves.push(Var { grad_target: inside, ..Var::from(tensor) });
         }
         leaves
@@ -165,7 +169,8 @@ impl<'m> RecomputeBlock<'m> {
             let gradient = back.nodes[*outside].take();
             starts.extend(gradient.map(|gradient| (GradTarget::Node(*inside), gradient)));
         }
-        let mut reached = tape.backward_from_all(starts, back.gradients)?;
+        let BackwardPass { sink, completing, .. } = back;
+        let mut reached = tape.backward_from_all(starts, sink.reborrow(), Some(completing))?;
         for (inside, outside) in links.inputs() {
             if let Some(gradient) = reached.0[*inside].take() {
                 back.pass(Some(GradTarget::Node(*outside)), gradient)?;
@@ -178,9 +183,10 @@ impl<'m> RecomputeBlock<'m> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backward::GradientSink;
     use crate::ops::{Attention, Linear, Lora};
     use crate::testing::{Input, device, upload};
-    use crate::{Device, DeviceKind, Dtype, Gradients, ParamKey, Usage};
+    use crate::{Device, DeviceKind, Dtype, GradientHook, Gradients, ParamKey, Usage};
 
     const WIDTH: usize = 12;
     const TOKENS: usize = 5;
@@ -289,6 +295,17 @@ mod tests {
         ends: Ends,
         depth: usize,
     ) -> (Vec<Option<Vec<u32>>>, Usage) {
+        backward(device, forms, ends, depth, false)
+    }
+
+    /// The same, perhaps of a fused backward pass that overwrites each parameter.
+    fn backward(
+        device: &Device,
+        forms: &[Form],
+        ends: Ends,
+        depth: usize,
+        is_fused: bool,
+    ) -> (Vec<Option<Vec<u32>>>, Usage) {
         let mut params = Params::default();
         let blocks: Vec<_> = forms
             .iter()
@@ -314,19 +331,29 @@ mod tests {
                 (stream.grad_target().unwrap(), upload(device, &input, Dtype::F32))
             })
             .collect();
-        tape.backward_from_all(seen, &mut gradients).unwrap();
+        let bits = |g: &Tensor| -> Vec<u32> {
+            let read = if device.is_meta() { vec![] } else { g.to_vec::<f32>() };
+            read.iter().map(|value| value.to_bits()).collect()
+        };
+        let mut handed = vec![None; count];
+        let mut overwrite = |key: ParamKey, param: &mut Tensor, gradient: &Tensor| {
+            param.fill_zeros();
+            assert!(handed[key.index()].replace(bits(gradient)).is_none(), "it comes once");
+            Ok(())
+        };
+        let hook = is_fused.then_some(&mut overwrite as &mut GradientHook<'_>);
+        tape.backward_from_all(seen, GradientSink { gradients: &mut gradients, hook }, None)
+            .unwrap();
         let usage = device.usage();
         let all = gradients.all(count);
         let unit = device.kind().alignment();
         let kept: usize = all.iter().flatten().map(|g| g.bytes().next_multiple_of(unit)).sum();
         assert_eq!(usage.in_use, held + kept, "a tape leaves gradients behind, and nothing else");
-        let bits = |g: &Tensor| g.to_vec::<f32>().iter().map(|value| value.to_bits()).collect();
-        let bits = if device.is_meta() {
-            vec![]
-        } else {
-            all.into_iter().map(|gradient| gradient.map(bits)).collect()
-        };
-        (bits, usage)
+        let all: Vec<_> = all.into_iter().map(|gradient| gradient.map(bits)).collect();
+        if is_fused {
+            assert!(all.iter().all(Option::is_none), "a fused backward pass leaves none");
+        }
+        (if is_fused { handed } else { all }, usage)
     }
 
     const BOTH: Ends = Ends { context: true, x: true };
@@ -364,11 +391,74 @@ mod tests {
     #[test]
     fn several_results_take_the_same_memory_on_the_meta_device() {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
-            let device = device();
-            let meta = Device::meta(device.kind(), usize::MAX);
-            let (real, imagined) =
-                (train(&device, case.0, case.1, depth), train(&meta, case.0, case.1, depth));
-            assert_eq!(real.1, imagined.1, "{case:?} {depth}");
+            for is_fused in [false, true] {
+                let device = device();
+                let meta = Device::meta(device.kind(), usize::MAX);
+                let [real, imagined] = [&device, &meta]
+                    .map(|device| backward(device, case.0, case.1, depth, is_fused).1);
+                assert_eq!(real, imagined, "{case:?} {depth} {is_fused}");
+            }
+        }
+    }
+
+    /// A parameter is overwritten as soon as it is handed over: a later reader would give other gradients.
+    #[test]
+    fn a_fused_backward_pass_hands_over_every_gradient_when_it_is_complete() {
+        for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
+            let (kept, kept_usage) = train(&device(), case.0, case.1, depth);
+            let (handed, usage) = backward(&device(), case.0, case.1, depth, true);
+            assert_eq!(kept, handed, "{case:?} {depth}");
+            assert!(usage.peak <= kept_usage.peak, "{case:?} {depth}");
+        }
+    }
+
+    /// As tied embeddings are, and a parameter that a block gets as an input and takes itself.
+    #[test]
+    fn a_parameter_with_several_uses_is_complete_after_its_first_in_forward() {
+        let device = device();
+        let vector = |numbers: [f32; 2]| device.upload([2], &numbers).unwrap();
+        for depth in [0, 1, 2] {
+            let mut params = Params::default();
+            let [tied, input, alone] =
+                [[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]].map(|numbers| params.add(vector(numbers)));
+            let block = move |tape: &Tape<'_>, v: &[Var]| {
+                let y = tape.add(&tape.add(&v[0], &v[1])?, &tape.param(tied))?;
+                let y = tape.add(&y, &tape.param(alone))?;
+                Ok([tape.add(&y, &tape.param(input))?])
+            };
+            let run = |sink: GradientSink<'_>| {
+                let tape = Tape::training(&device, &params, 0);
+                let x = tape.scale(&tape.param(tied), 2.0).unwrap();
+                let given = tape.param(input);
+                let inputs = [&x, &given];
+                let [y] = match depth {
+                    0 => block(&tape, &inputs.map(Clone::clone)),
+                    1 => tape.recompute(&inputs, block),
+                    _ => tape
+                        .recompute(&inputs, move |tape, v| tape.recompute(&[&v[0], &v[1]], block)),
+                }
+                .unwrap();
+                let y = tape.add(&y, &tape.param(tied)).unwrap();
+                let starts = vec![(y.grad_target().unwrap(), vector([1.0, 2.0]))];
+                drop((x, y, given));
+                tape.backward_from_all(starts, sink, None).unwrap();
+            };
+            let mut gradients = Gradients::default();
+            run(GradientSink { gradients: &mut gradients, hook: None });
+            let expected = [tied, input, alone].map(|key| gradients.read(key).unwrap().unwrap());
+            assert_eq!(expected, [[4.0, 8.0], [2.0, 4.0], [1.0, 2.0]]);
+            let mut handed = Vec::new();
+            let mut overwrite = |key: ParamKey, param: &mut Tensor, gradient: &Tensor| {
+                param.fill_zeros();
+                handed.push((key.index(), gradient.to_vec::<f32>()));
+                Ok(())
+            };
+            let gradients = &mut Gradients::default();
+            run(GradientSink { gradients, hook: Some(&mut overwrite) });
+            let order: Vec<usize> = handed.iter().map(|(index, _)| *index).collect();
+            assert_eq!(order, [alone, input, tied].map(ParamKey::index), "{depth}");
+            handed.sort_by_key(|(index, _)| *index);
+            assert_eq!(handed.into_iter().map(|(_, of)| of).collect::<Vec<_>>(), expected);
         }
     }
 

@@ -5,12 +5,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::backward::{BackwardPass, LeafGradients};
+use crate::backward::{BackwardPass, FirstUses, GradientSink, LeafGradients};
 use crate::device::Device;
 use crate::op::{Op, OpContext};
 use crate::random::RandomSequence;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
-use crate::{ComputeError, Gradients, ParamKey, Params, Result, Shape, Tensor};
+use crate::{ComputeError, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
@@ -19,6 +19,7 @@ pub struct Tape<'m> {
     pub(crate) mode: TapeMode,
     /// Each with the name of its op.
     records: RefCell<Vec<(&'static str, BackwardFn<'m>)>>,
+    first_uses: RefCell<FirstUses>,
     n_nodes: Cell<usize>,
     n_ops: Cell<usize>,
     last_begun: Cell<&'static str>,
@@ -103,6 +104,7 @@ impl<'m> Tape<'m> {
             params,
             mode,
             records: RefCell::default(),
+            first_uses: RefCell::default(),
             n_nodes: Cell::new(0),
             n_ops: Cell::new(0),
             last_begun: Cell::new(""),
@@ -128,6 +130,7 @@ impl<'m> Tape<'m> {
     /// A parameter, as a tensor that is trained.
     pub fn param(&self, key: ParamKey) -> Var {
         let source = Some(GradTarget::Param(key.index())).filter(|_| self.mode != TapeMode::Off);
+        self.use_params([key.index()]);
         Var { grad_target: source, ..Var::from(self.params.get(key).clone()) }
     }
 
@@ -148,33 +151,72 @@ impl<'m> Tape<'m> {
         gradient: Tensor,
         gradients: &mut Gradients,
     ) -> Result<LeafGradients> {
-        let source = from.grad_target.ok_or(ComputeError::Untracked)?;
-        drop(from);
-        self.backward_from_all(vec![(source, gradient)], gradients)
+        self.backward_to(from, gradient, GradientSink { gradients, hook: None })
     }
 
-    /// Backward from several tensors at once.
+    /// The same as a fused backward pass: each parameter is handed to `hook` as soon as its gradient is complete,
+    /// and the gradient's memory is freed after that. If it fails, some parameters were handed over, others not.
+    pub fn fused_backward_from(
+        self,
+        from: Var,
+        gradient: Tensor,
+        hook: &mut GradientHook<'_>,
+    ) -> Result<LeafGradients> {
+        let gradients = &mut Gradients::default();
+        self.backward_to(from, gradient, GradientSink { gradients, hook: Some(hook) })
+    }
+
+    fn backward_to(
+        self,
+        from: Var,
+        gradient: Tensor,
+        sink: GradientSink<'_>,
+    ) -> Result<LeafGradients> {
+        let source = from.grad_target.ok_or(ComputeError::Untracked)?;
+        drop(from);
+        self.backward_from_all(vec![(source, gradient)], sink, None)
+    }
+
+    /// Backward from several tensors at once. Of a block within another tape, `outer` are the parameters that no
+    /// record before the block uses; those that are completed here are taken out of it.
     pub(crate) fn backward_from_all(
         self,
         starts: Vec<(GradTarget, Tensor)>,
-        gradients: &mut Gradients,
+        mut sink: GradientSink<'_>,
+        mut outer: Option<&mut Vec<usize>>,
     ) -> Result<LeafGradients> {
         let mut back = BackwardPass {
             cx: OpContext::new(&self.device),
             params: self.params,
-            gradients,
+            sink: sink.reborrow(),
+            completing: Vec::new(),
             nodes: vec![None; self.n_nodes.get()],
             through_activation: HashMap::new(),
         };
         for (source, gradient) in starts {
             back.pass(Some(source), gradient)?;
         }
-        let mut records = self.records.into_inner();
+        let (mut records, mut first_uses) =
+            (self.records.into_inner(), self.first_uses.into_inner());
         while let Some((op, record)) = records.pop() {
             self.device.enter_op(op);
+            back.completing = first_uses.take_unused_by(records.len(), outer.as_deref_mut());
             record(&mut back)?;
+            back.complete()?;
         }
         Ok(LeafGradients(back.nodes))
+    }
+
+    /// Notes the use of parameters by what is recorded next.
+    pub(crate) fn use_params(&self, indices: impl IntoIterator<Item = usize>) {
+        if self.mode != TapeMode::Off {
+            self.first_uses.borrow_mut().add(indices, self.n_records());
+        }
+    }
+
+    /// All parameters that were used so far.
+    pub(crate) fn used_params(&self) -> Vec<usize> {
+        self.first_uses.borrow().params()
     }
 
     /// A tensor from outside whose gradient is wanted back.

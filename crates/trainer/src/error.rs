@@ -248,6 +248,22 @@ pub enum TrainerError {
         /// The most that may be taken.
         limit: usize,
     },
+    /// A fused backward pass that does not fit into memory, after parameters were updated.
+    #[error(
+        "out of memory within the fused backward pass after step {step}, which cannot be repeated: asked {}, in use {} \
+         of {}",
+        bytes(*asked), bytes(*in_use), bytes(*limit)
+    )]
+    HalfUpdated {
+        /// Steps taken.
+        step: u64,
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes taken already.
+        in_use: usize,
+        /// The most that may be taken.
+        limit: usize,
+    },
     /// A GPU that computes something wrongly.
     #[error(
         "the self-test found {name} wrong: {first}{}: {}",
@@ -397,6 +413,10 @@ impl TrainerError {
             Self::OutOfMemory { .. } => {
                 "continue with --resume and a higher --limit; or start again with smaller images, a lower \
                  adapter.rank or quantised weights"
+            }
+            Self::HalfUpdated { .. } => {
+                "continue from the last checkpoint with --resume and a higher --limit, or with --set \
+                 train.recompute=block"
             }
             Self::FailedSelfTest { .. } => {
                 "use --device cpu; after a system update run `hearth doctor --self-test` again; please report what it \

@@ -220,9 +220,9 @@ impl Workload {
     }
 
     /// Every adapter matrix by name, with its gradient if there is one.
-    pub fn adapters(&self) -> Vec<(String, &Tensor, Option<&Tensor>)> {
+    pub fn adapters(&self) -> Vec<(String, Tensor, Option<&Tensor>)> {
         let of = |(name, key): &(String, ParamKey)| {
-            (name.clone(), self.params.get(*key), self.gradients.get(*key))
+            (name.clone(), self.params.get(*key).clone(), self.gradients.get(*key))
         };
         self.adapters.iter().map(of).collect()
     }

@@ -31,12 +31,8 @@ impl BatchSettings {
         }
     }
 
-    /// The next way that takes less memory, if there is one. Smaller micro-batches come first, four of
-    /// five: they are as many in all, while computing twice is another forward.
-    pub fn with_less_memory(self) -> Option<Self> {
-        if self.micro_batch > 1 {
-            return Some(Self { micro_batch: self.micro_batch * 4 / 5, ..self });
-        }
+    /// The next way that takes less memory and leaves the batch in one micro-batch, if there is one.
+    pub fn with_more_recompute(self) -> Option<Self> {
         let recompute = match self.recompute {
             Recompute::None => Recompute::Queries,
             Recompute::Queries => Recompute::Alternate,
@@ -44,6 +40,15 @@ impl BatchSettings {
             Recompute::Block => return None,
         };
         Some(Self { recompute, ..self })
+    }
+
+    /// The next way that takes less memory, if there is one. Smaller micro-batches come first, four of
+    /// five: they are as many in all, while computing twice is another forward.
+    pub fn with_less_memory(self) -> Option<Self> {
+        if self.micro_batch > 1 {
+            return Some(Self { micro_batch: self.micro_batch * 4 / 5, ..self });
+        }
+        self.with_more_recompute()
     }
 }
 
@@ -66,6 +71,8 @@ pub struct PlanChoice {
     pub micro_batch: usize,
     /// `train.recompute`
     pub recompute: Recompute,
+    /// `train.fused_backward_pass`
+    pub fused_backward_pass: bool,
     /// `machine.offload`
     pub offload: Offload,
     /// `base.quantise`
@@ -83,6 +90,7 @@ impl PlanChoice {
         Self {
             micro_batch: micro,
             recompute,
+            fused_backward_pass: config.train.fused_backward_pass,
             offload: config.machine.offload,
             quantise: config.base.quantise,
             quantise_encoders: config.base.quantise_encoders,
@@ -106,6 +114,9 @@ impl fmt::Display for PlanChoice {
         }
         if optimizer == OptimizerKind::AdamW8bit {
             f.write_str(", optimizer in 8 bits")?;
+        }
+        if self.fused_backward_pass {
+            f.write_str(", fused backward pass")?;
         }
         Ok(())
     }

@@ -90,6 +90,20 @@ pub enum ConfigError {
         /// Both flags.
         origins: Box<[ValueOrigin; 2]>,
     },
+    /// A switch that another key excludes.
+    #[error("`{key} = true` is not possible with `{other} = {value}`: {origin}")]
+    Excluded {
+        /// The switch.
+        key: &'static str,
+        /// The other key.
+        other: &'static str,
+        /// Its value, as TOML.
+        value: String,
+        /// The value that it would need.
+        needed: String,
+        /// Where the switch stands.
+        origin: ValueOrigin,
+    },
     /// A key that would be ignored.
     #[error("`{key}` has no effect with {with}: {origin}")]
     NoEffect {
@@ -107,6 +121,9 @@ impl ConfigError {
     pub fn hint(&self) -> Cow<'static, str> {
         let fixed = match self {
             Self::Renamed { now, .. } => return format!("it is called `{now}` now").into(),
+            Self::Excluded { key, other, needed, .. } => {
+                return format!("set `{other} = {needed}`, or remove `{key}`").into();
+            }
             Self::Read { .. } => "check that the path exists and may be accessed",
             Self::Syntax { .. } => {
                 "text needs quotes, sections stand in brackets, one key per line"

@@ -228,6 +228,7 @@ impl RawConfig {
         let adapter =
             AdapterConfig::new(adapter.decide("adapter", rows)?, &material, family, rows)?;
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
+        train::refuse_fused(&train, base.dtype, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         let machine = machine.decide("machine", rows)?;
@@ -238,6 +239,9 @@ impl RawConfig {
         material.apply_defaults(rows)?;
         if adapter.kind == AdapterKind::Full {
             rows.leave_out("output.formats", adapter::FULL_FINE_TUNE)?;
+        }
+        if adapter.kind != AdapterKind::Full && !train.fused_backward_pass {
+            rows.remove("train.fused_backward_pass");
         }
         if let Some(without) = material.no_validation_key() {
             rows.leave_out("train.validate_every", without)?;
@@ -318,17 +322,28 @@ impl RunConfig {
             config.optimizer.kind = before.optimizer.kind;
             rows.set_planned("optimizer.kind", &before.optimizer.kind);
         }
+        if self.is_free("train.fused_backward_pass") {
+            config.train.fused_backward_pass = before.train.fused_backward_pass;
+            rows.set_planned("train.fused_backward_pass", &before.train.fused_backward_pass);
+        }
         config
+    }
+
+    /// Whether a plan may choose a fused backward pass.
+    pub fn can_fuse_backward(&self) -> bool {
+        self.adapter.kind == AdapterKind::Full
+            && train::fused_obstacle(&self.train, self.base.dtype).is_none()
     }
 
     /// The same job with what a plan chose.
     #[must_use]
     pub fn with_choice(&self, choice: &PlanChoice) -> Self {
-        let PlanChoice { micro_batch, recompute, offload, quantise, quantise_encoders, optimizer } =
-            *choice;
+        let PlanChoice { micro_batch, recompute, fused_backward_pass, .. } = *choice;
+        let PlanChoice { offload, quantise, quantise_encoders, optimizer, .. } = *choice;
         let mut config = self.clone();
         config.train.micro_batch = Some(micro_batch);
         config.train.recompute = recompute;
+        config.train.fused_backward_pass = fused_backward_pass;
         config.machine.offload = offload;
         config.base.quantise = quantise;
         config.base.quantise_encoders = quantise_encoders;
@@ -336,6 +351,7 @@ impl RunConfig {
         let rows = &mut config.rows;
         rows.set_planned("train.micro_batch", &config.train.micro_batch);
         rows.set_planned("train.recompute", &recompute);
+        rows.set_planned("train.fused_backward_pass", &fused_backward_pass);
         rows.set_planned("machine.offload", &offload);
         rows.set_planned("base.quantise", &quantise);
         rows.set_planned("base.quantise_encoders", &quantise_encoders);
@@ -378,7 +394,7 @@ impl RunConfig {
 
 impl PlanChoice {
     /// By key, as a job file would say it, without its quotes.
-    pub fn settings(&self) -> [(&'static str, String); 6] {
+    pub fn settings(&self) -> [(&'static str, String); 7] {
         [
             ("train.micro_batch", word(&self.micro_batch)),
             ("train.recompute", word(&self.recompute)),
@@ -386,6 +402,7 @@ impl PlanChoice {
             ("base.quantise", word(&self.quantise)),
             ("base.quantise_encoders", word(&self.quantise_encoders)),
             ("optimizer.kind", word(&self.optimizer)),
+            ("train.fused_backward_pass", word(&self.fused_backward_pass)),
         ]
     }
 }
@@ -414,6 +431,8 @@ fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
         ("generate.every", "\"off\"", "generate.prompts", "[]"),
         ("base.random_init", "false", "adapter.kind", "\"lora\""),
         ("base.random_init", "false", "adapter.kind", "\"dora\""),
+        ("train.fused_backward_pass", "false", "adapter.kind", "\"lora\""),
+        ("train.fused_backward_pass", "false", "adapter.kind", "\"dora\""),
         ("base.quantise", "\"none\"", "adapter.kind", "\"full\""),
         ("machine.offload", "\"none\"", "adapter.kind", "\"full\""),
     ] {

@@ -1,5 +1,7 @@
 //! `[train]`: how long, in what micro-batches, and by which rule.
 
+use compute::Dtype;
+
 use super::error::ConfigError;
 use super::section::{ResolvedKeys, section};
 use super::source::{RawValue, ValueOrigin};
@@ -24,6 +26,8 @@ pub struct TrainConfig {
     pub seed: u64,
     /// What is recomputed to save memory.
     pub recompute: Recompute,
+    /// Whether parameters are updated within backward, which needs no memory for all gradients.
+    pub fused_backward_pass: bool,
     /// How timesteps are sampled and weighted.
     pub weighting_scheme: WeightingScheme,
     /// How far they are shifted towards noise.
@@ -78,6 +82,8 @@ section! {
         seed: u64 = Default(42), AtLeast(0.0);
         /// Gradient checkpointing (recomputation): none, attention queries only, every second block, every block. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
+        /// Fused backward pass of a full fine-tune (kohya's name): each weight is updated as soon as its gradient is known, so that only a few gradients are in memory. `max_grad_norm` then clips the gradient of each tensor. Needs `gradient_accumulation = 1` and the whole batch in one micro-batch. Not set: the plan chooses it where nothing else fits
+        fused_backward_pass: bool = Default(false), Any;
         /// Timestep sampling and loss weighting scheme (diffusers' names). Shown: for SD3, other families have their own
         weighting_scheme: WeightingSchemeKind = Default(WeightingSchemeKind::LogitNormal), Any;
         /// Mean of the normal distribution of `weighting_scheme = "logit_normal"`
@@ -90,7 +96,7 @@ section! {
         timestep_shift: TimestepShift = Default(TimestepShift::Scheduler), Within(0.01, 100.0);
         /// Guidance scale that models with a guidance embedding (FLUX.1 dev) get in training; `off`: leaves the embedding out
         guidance_scale: Switch<f64> = Default(Switch::On(1.0)), Within(0.0, 100.0);
-        /// Max gradient norm (clipping)
+        /// Max gradient norm (clipping): of all gradients; with `fused_backward_pass`, of each tensor's gradient
         max_grad_norm: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
         /// EMA decay of the trained weights, such as 0.999; samples and results use the average
         ema: Switch<f64> = Default(Switch::Off), Under(0.0, 1.0);
@@ -185,6 +191,7 @@ impl TrainConfig {
             micro_batch,
             seed,
             recompute,
+            fused_backward_pass,
             weighting_scheme,
             logit_mean: mean,
             logit_std: deviation,
@@ -212,6 +219,7 @@ impl TrainConfig {
             micro_batch,
             seed,
             recompute,
+            fused_backward_pass,
             weighting_scheme,
             timestep_shift,
             guidance_scale: match guidance_scale {
@@ -267,6 +275,35 @@ fn length(
     } else {
         Err(ConfigError::Conflict { keys: KEYS, origins: Box::new(origins) })
     }
+}
+
+/// What a fused backward pass cannot do: gradients are gone before others could be added to them, and before it is known
+/// whether the loss scale of f16 was too large for one of them. Returns the first key in its way, with the value that it
+/// needs.
+pub(super) fn fused_obstacle(train: &TrainConfig, dtype: Dtype) -> Option<(&'static str, String)> {
+    let TrainConfig { batch_size, gradient_accumulation, micro_batch, .. } = train;
+    if *gradient_accumulation > 1 {
+        Some(("train.gradient_accumulation", "1".into()))
+    } else if micro_batch.is_some_and(|micro| micro < *batch_size) {
+        Some(("train.micro_batch", batch_size.to_string()))
+    } else if dtype == Dtype::F16 {
+        Some(("base.dtype", quoted("bf16")))
+    } else {
+        None
+    }
+}
+
+/// Refuses a fused backward pass beside a key that excludes it.
+pub(super) fn refuse_fused(
+    train: &TrainConfig,
+    dtype: Dtype,
+    rows: &ResolvedKeys,
+) -> Result<(), ConfigError> {
+    const KEY: &str = "train.fused_backward_pass";
+    let obstacle = fused_obstacle(train, dtype).filter(|_| train.fused_backward_pass);
+    let (Some((other, needed)), Some(origin)) = (obstacle, rows.origin(KEY)) else { return Ok(()) };
+    let (value, origin) = (rows.value(other).to_owned(), origin.clone());
+    Err(ConfigError::Excluded { key: KEY, other, value, needed, origin })
 }
 
 /// A number that belongs to another scheme would be ignored, so it is refused.

@@ -23,8 +23,9 @@ impl Ema {
     /// Updates it after a step, counted from 1.
     pub fn update(&mut self, params: &Params, step: u64) -> Result<()> {
         let decay = self.decay_at(step);
-        let pairs = self.shadow.iter_mut().zip(params.values());
-        pairs.into_iter().try_for_each(|(mean, value)| ema(mean, value, decay as f32))
+        let values = params.values();
+        let mut pairs = self.shadow.iter_mut().zip(&*values);
+        pairs.try_for_each(|(mean, value)| ema(mean, value, decay as f32))
     }
 
     /// The decay warms up, so that the EMA forgets the initial values: 0 at the first step, which copies

@@ -6,6 +6,9 @@ mod muon;
 mod plateau;
 pub mod schedule;
 
+use std::ops::Range;
+use std::slice;
+
 use compute::ops::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, adamw, adamw_8bit};
 use compute::{Dtype, Gradients, Params, Result, Tensor};
 
@@ -33,7 +36,8 @@ impl Optimizer {
         adapters: &Adapters,
         dtype: Dtype,
     ) -> Result<Self> {
-        let values = adapters.params.values().iter();
+        let values = adapters.params.values();
+        let values = values.iter();
         Ok(match settings.kind {
             OptimizerKind::AdamW => Self::AdamW(values.map(Moments::new).collect::<Result<_>>()?),
             OptimizerKind::AdamW8bit => {
@@ -56,10 +60,37 @@ impl Optimizer {
     ) -> Result<()> {
         let gradients = gradients.all(params.values().len());
         let params = params.values_mut()?;
+        self.step_range(0..params.len(), params, &gradients, how, clip)
+    }
+
+    /// Changes the parameter at `index` alone.
+    pub fn step_one(
+        &mut self,
+        index: usize,
+        param: &mut Tensor,
+        gradient: &Tensor,
+        how: AdamW,
+        clip: &GradClip,
+    ) -> Result<()> {
+        let (param, range) = (slice::from_mut(param), index..index + 1);
+        self.step_range(range, param, &[Some(gradient)], how, clip)
+    }
+
+    /// Changes the parameters of a range.
+    fn step_range(
+        &mut self,
+        range: Range<usize>,
+        params: &mut [Tensor],
+        gradients: &[Option<&Tensor>],
+        how: AdamW,
+        clip: &GradClip,
+    ) -> Result<()> {
         match self {
-            Self::AdamW(state) => adamw(params, &gradients, state, how, Some(clip)),
-            Self::AdamW8bit(state) => adamw_8bit(params, &gradients, state, how, Some(clip)),
-            Self::Muon(state) => state.step(params, &gradients, how, clip),
+            Self::AdamW(state) => adamw(params, gradients, &mut state[range], how, Some(clip)),
+            Self::AdamW8bit(state) => {
+                adamw_8bit(params, gradients, &mut state[range], how, Some(clip))
+            }
+            Self::Muon(state) => state.step(range, params, gradients, how, clip),
         }
     }
 

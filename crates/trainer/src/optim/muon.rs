@@ -1,6 +1,7 @@
 //! `Muon` for matrices within blocks, `AdamW` for all else. One learning rate serves both, since updates of
 //! either have about the same size.
 
+use std::ops::Range;
 use std::slice;
 
 use compute::ops::{AdamW, GradClip, Moments, Muon, adamw, momentum, muon};
@@ -29,10 +30,11 @@ impl MuonAdamW {
         Ok(Self { means, moments, momentum: share, dtype })
     }
 
-    /// Updates the parameters. `Muon` comes first, since it allocates memory: where it fails, nothing has
+    /// Updates the parameters of a range. `Muon` comes first, since it allocates memory: where it fails, nothing has
     /// changed.
     pub fn step(
         &mut self,
+        range: Range<usize>,
         params: &mut [Tensor],
         gradients: &[Option<&Tensor>],
         how: AdamW,
@@ -41,8 +43,8 @@ impl MuonAdamW {
         let AdamW { learning_rate, weight_decay, scale, .. } = how;
         let (momentum, dtype) = (self.momentum, self.dtype);
         let turned = Muon { learning_rate, momentum, weight_decay, scale, dtype };
-        muon(params, gradients, &mut self.means, turned, Some(clip))?;
-        let others = params.iter_mut().zip(gradients).zip(&mut self.moments);
+        muon(params, gradients, &mut self.means[range.clone()], turned, Some(clip))?;
+        let others = params.iter_mut().zip(gradients).zip(&mut self.moments[range]);
         for ((param, gradient), moments) in others {
             if let Some(moments) = moments {
                 let (param, state) = (slice::from_mut(param), slice::from_mut(moments));
@@ -136,7 +138,7 @@ mod tests {
         let clip = || GradClip { norm: global_norm(&gradients, &device).unwrap(), max_norm: 1.0 };
         let how = AdamW { learning_rate: 0.1, ..AdamW::default() };
         let params = ours.params.values_mut().unwrap();
-        state.step(params, &gradients, how, &clip()).unwrap();
+        state.step(0..2, params, &gradients, how, &clip()).unwrap();
         let mut alone = [(); 2].map(|()| device.zeros([2, 3], Dtype::F32).unwrap());
         let [by_muon, by_adamw] = &mut alone;
         let turned = Muon {

@@ -15,9 +15,11 @@ use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::plan::DeviceBudget;
 
-/// Formats of the frozen weights and of the optimizer's state.
+/// Formats of the frozen weights and of the optimizer's state, and how gradients are clipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Precisions {
+    /// A fused backward pass clips each tensor's gradient alone.
+    pub is_fused: bool,
     pub quantise: Option<Quantisation>,
     pub optimizer: OptimizerKind,
 }
@@ -28,8 +30,9 @@ pub(super) const FORMATS: [Option<Quantisation>; 3] =
     [None, Some(Quantisation::Int8), Some(Quantisation::Nf4)];
 
 /// Micro-batch sizes and gradient checkpointing, from the most memory to the least.
-pub(super) fn batch_options(config: &RunConfig) -> Vec<BatchSettings> {
+pub(super) fn batch_options(config: &RunConfig, is_fused: bool) -> Vec<BatchSettings> {
     let micros = match config.train.micro_batch {
+        _ if is_fused => vec![config.train.batch_size],
         Some(micro) => vec![micro.min(config.train.batch_size)],
         None => halves(config.train.batch_size),
     };
@@ -63,10 +66,29 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     } else {
         vec![config.optimizer.kind]
     };
-    let with = |quantise| {
-        optimizers.iter().map(move |optimizer| Precisions { quantise, optimizer: *optimizer })
-    };
-    formats.into_iter().flat_map(with).collect()
+    let mut found = Vec::new();
+    for is_fused in fused_options(config) {
+        for quantise in &formats {
+            let with = |optimizer: &OptimizerKind| Precisions {
+                is_fused,
+                quantise: *quantise,
+                optimizer: *optimizer,
+            };
+            found.extend(optimizers.iter().map(with));
+        }
+    }
+    found
+}
+
+/// Whether the backward pass may be fused, no first.
+pub(super) fn fused_options(config: &RunConfig) -> Vec<bool> {
+    if !config.is_free("train.fused_backward_pass") {
+        vec![config.train.fused_backward_pass]
+    } else if config.can_fuse_backward() {
+        vec![false, true]
+    } else {
+        vec![false]
+    }
 }
 
 /// Which frozen blocks may be offloaded, none first. Only a GPU with memory of its own gains by it.
@@ -107,7 +129,7 @@ mod tests {
     #[test]
     fn keys_that_were_not_set_are_chosen() {
         let config = job(&["train.batch_size=6"]);
-        let all = batch_options(&config);
+        let all = batch_options(&config, false);
         let micros: Vec<_> = all.iter().take(4).map(|settings| settings.micro_batch).collect();
         assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
         assert_eq!(all[0], BatchSettings { micro_batch: 6, recompute: Recompute::None });
@@ -127,12 +149,31 @@ mod tests {
         ];
         let config = job(&typed);
         assert_eq!(
-            batch_options(&config),
+            batch_options(&config, false),
             [BatchSettings { micro_batch: 3, recompute: Recompute::None }]
         );
-        let only = Precisions { quantise: None, optimizer: OptimizerKind::AdamW8bit };
+        let optimizer = OptimizerKind::AdamW8bit;
+        let only = Precisions { is_fused: false, quantise: None, optimizer };
         assert_eq!(precisions(&config), [only]);
         assert_eq!(encoder_formats(&config), [Some(Quantisation::Nf4)]);
+    }
+
+    #[test]
+    fn a_backward_pass_is_fused_last_and_only_where_it_can_be() {
+        let fused = |settings: &[&str]| {
+            let config = job(&[&["train.batch_size=4"], settings].concat());
+            precisions(&config).iter().map(|of| of.is_fused).collect::<Vec<_>>()
+        };
+        let full = "adapter.kind=full";
+        assert_eq!(fused(&[full]), [false, false, true, true]);
+        assert_eq!(fused(&[full, "train.fused_backward_pass=false"]), [false, false]);
+        assert_eq!(fused(&[full, "train.fused_backward_pass=true"]), [true, true]);
+        assert_eq!(fused(&["base.quantise=none"]), [false, false]);
+        for other in ["train.gradient_accumulation=2", "train.micro_batch=2", "base.dtype=f16"] {
+            assert_eq!(fused(&[full, other]), [false, false], "{other}");
+        }
+        let all = batch_options(&job(&[full, "train.batch_size=4"]), true);
+        assert!(all.len() == 4 && all.iter().all(|settings| settings.micro_batch == 4), "{all:?}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::event::{Phase, PlannedPhase, RepeatedTime, TimeEstimate};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::task::session::{BatchPosition, Session};
+use crate::task::session::{BatchPosition, MicroBatchStep, Session};
 use crate::task::traits::{Preparation, Task};
 
 /// A job with every value decided, and its device.
@@ -190,7 +190,7 @@ impl<T: Task> DryRun<'_, T> {
         if let Some((size, shown)) = self.largest_size() {
             let n = self.config.train.batch_size.min(shown).min(micro);
             let micro_batch = self.task.dummy_micro_batch(size, n)?;
-            session.accumulate(&micro_batch, BatchPosition::default(), 1.0, recompute)?;
+            session.dry_run_step(dummy_step(&micro_batch, recompute))?;
         }
         session.update(0.0, 0, 1.0)?;
         Ok(device.stop_recording())
@@ -241,8 +241,13 @@ impl<T: Task> DryRun<'_, T> {
         recompute: Recompute,
     ) -> Result<()> {
         let micro_batch = self.task.dummy_micro_batch(size, n)?;
-        session.accumulate(&micro_batch, BatchPosition::default(), 1.0, recompute).map(drop)
+        session.dry_run_step(dummy_step(&micro_batch, recompute)).map(drop)
     }
+}
+
+/// A step whose numbers do not matter.
+fn dummy_step<T: Task>(micro_batch: &T::MicroBatch, recompute: Recompute) -> MicroBatchStep<'_, T> {
+    MicroBatchStep { micro_batch, position: BatchPosition::default(), share: 1.0, recompute }
 }
 
 /// The kernel work of `work`.

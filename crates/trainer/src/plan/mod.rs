@@ -164,7 +164,8 @@ pub struct MemoryLevel {
     pub peak_bytes: usize,
 }
 
-/// The memory levels from a planned job's own down, each with less memory than the one before.
+/// The memory levels from a planned job's own down, each with less memory than the one before. A fused backward pass
+/// leaves the batch in one piece, and holds so little that recomputing may take more: such levels are left out.
 pub fn memory_levels<T: Task>(
     job: PlanRequest<'_, T>,
     budget: DeviceBudget<'_>,
@@ -173,8 +174,12 @@ pub fn memory_levels<T: Task>(
     // A micro-batch is not larger than the batch.
     let first =
         BatchSettings { micro_batch: first.micro_batch.min(job.config.train.batch_size), ..first };
-    let mut levels = Vec::new();
-    for settings in std::iter::successors(Some(first), |settings| settings.with_less_memory()) {
+    let mut levels: Vec<MemoryLevel> = Vec::new();
+    let is_fused = job.config.train.fused_backward_pass;
+    let next = |settings: &BatchSettings| {
+        if is_fused { settings.with_more_recompute() } else { settings.with_less_memory() }
+    };
+    for settings in std::iter::successors(Some(first), next) {
         let choice = PlanChoice {
             micro_batch: settings.micro_batch,
             recompute: settings.recompute,
@@ -183,7 +188,10 @@ pub fn memory_levels<T: Task>(
         let config = &job.config.with_choice(&choice);
         let PlanRequest { task, dataset, .. } = job;
         let step = DryRun { task, config, dataset, kind: budget.kind }.step(budget.rates)?;
-        levels.push(MemoryLevel { settings, peak_bytes: step.peak_bytes });
+        let level = MemoryLevel { settings, peak_bytes: step.peak_bytes };
+        if !is_fused || levels.last().is_none_or(|last| level.peak_bytes < last.peak_bytes) {
+            levels.push(level);
+        }
     }
     Ok(levels)
 }
@@ -280,14 +288,16 @@ impl<'a, T: Task> PlanSearch<'a, T> {
     /// The best precision that fits, and its fastest candidate.
     fn training(&mut self, choice: PlanChoice, before: &Preparation) -> Result<Plan> {
         let mut failed = None;
-        for Precisions { quantise, optimizer } in precisions(self.job.config) {
+        for Precisions { is_fused, quantise, optimizer } in precisions(self.job.config) {
             let mut fitting: Vec<PlanCandidate> = Vec::new();
             for offload in offloads(self.job.config, self.budget) {
                 // Offloading only pays where it avoids gradient checkpointing.
                 if fitting.iter().any(|of| !of.choice.recompute.recomputes_any()) {
                     break;
                 }
-                let choice = PlanChoice { offload, quantise, optimizer, ..choice };
+                let fused_backward_pass = is_fused;
+                let choice =
+                    PlanChoice { fused_backward_pass, offload, quantise, optimizer, ..choice };
                 match self.fitting_candidates(choice) {
                     Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                     found => fitting.extend(found?),
@@ -331,7 +341,7 @@ impl<'a, T: Task> PlanSearch<'a, T> {
         let limit = self.budget.limit_bytes.saturating_sub(self.beside_arena_bytes(offloaded));
         // From the smallest up: where that does not fit, nothing does.
         for BatchSettings { micro_batch: micro, recompute } in
-            batch_options(self.job.config).into_iter().rev()
+            batch_options(self.job.config, choice.fused_backward_pass).into_iter().rev()
         {
             let choice = PlanChoice { micro_batch: micro, recompute, ..choice };
             let step =

@@ -3,7 +3,7 @@
 
 use compute::{Dtype, Quantisation};
 
-use super::choice::{FORMATS, batch_options, offloads};
+use super::choice::{FORMATS, batch_options, fused_options, offloads};
 use super::{DatasetSummary, DeviceBudget, PlanChoice, PlanRequest, PlanSearch};
 use crate::config::RunConfig;
 use crate::config::adapter::{AdapterConfig, AdapterKind};
@@ -18,9 +18,15 @@ use crate::task::traits::{SmallerTask, Task};
 type ConfigChange = (&'static str, &'static str, fn(&mut RunConfig));
 
 /// From what costs the least to what costs the most.
-const CHANGES: [ConfigChange; 10] = [
+const CHANGES: [ConfigChange; 12] = [
     ("train.micro_batch", "1", |job| job.train.micro_batch = Some(1)),
     ("train.recompute", "\"block\"", |job| job.train.recompute = Recompute::Block),
+    ("train.fused_backward_pass", "true", |job| job.train.fused_backward_pass = true),
+    ("train.gradient_accumulation", "1", |job| {
+        job.train.gradient_accumulation = 1;
+        job.train.micro_batch = Some(job.train.batch_size);
+        job.train.fused_backward_pass = true;
+    }),
     ("machine.offload", BLOCKS, |job| job.machine.offload = Offload::Blocks),
     ("machine.offload", NONE, |job| job.machine.offload = Offload::None),
     ("base.dtype", "\"bf16\"", |job| job.base.dtype = Dtype::Bf16),
@@ -109,6 +115,15 @@ fn is_possible<T: Task>(
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     let can = match (*key, *value) {
         ("base.quantise", _) => is_frozen,
+        ("train.micro_batch", _) => !smallest.train.fused_backward_pass,
+        ("train.fused_backward_pass", _) => smallest.can_fuse_backward(),
+        // Lets the plan fuse the backward pass.
+        ("train.gradient_accumulation", _) => {
+            let is_free = |key| config.is_free(key);
+            let is_summed = config.train.gradient_accumulation > 1;
+            let can = is_free("train.fused_backward_pass") && is_free("train.micro_batch");
+            is_summed && can && changed.can_fuse_backward()
+        }
         ("machine.offload", BLOCKS) => is_frozen && budget.host_bytes.is_some(),
         ("machine.offload", _) => config.machine.offload == Offload::Blocks,
         ("base.dtype", _) => config.base.dtype == Dtype::F32,
@@ -142,7 +157,11 @@ fn changed(
 fn smallest(config: &RunConfig, budget: DeviceBudget<'_>) -> RunConfig {
     let is_free = |key| config.is_free(key);
     let mut choice = PlanChoice::from_config(config);
-    if let Some(settings) = batch_options(config).last() {
+    // A batch of several samples may take more in one piece than its gradients.
+    if is_free("train.fused_backward_pass") && config.train.batch_size == 1 {
+        choice.fused_backward_pass = fused_options(config).contains(&true);
+    }
+    if let Some(settings) = batch_options(config, choice.fused_backward_pass).last() {
         (choice.micro_batch, choice.recompute) = (settings.micro_batch, settings.recompute);
     }
     if let Some(offload) = offloads(config, budget).last() {

@@ -101,7 +101,8 @@ impl TestJob {
 /// From good to bad.
 fn rank(config: &RunConfig, choice: &PlanChoice) -> usize {
     let all = precisions(config);
-    let of = Precisions { quantise: choice.quantise, optimizer: choice.optimizer };
+    let PlanChoice { fused_backward_pass: is_fused, quantise, optimizer, .. } = *choice;
+    let of = Precisions { is_fused, quantise, optimizer };
     all.iter().position(|precisions| *precisions == of).unwrap()
 }
 
@@ -262,6 +263,33 @@ fn blocks_are_offloaded_before_precision_is_lost_and_where_that_is_faster() {
     }
     let exact = job.plan_on_gpu(least - 1, Some(tight.offloaded_bytes)).unwrap();
     assert_eq!(exact.choice, tight.choice);
+}
+
+#[test]
+fn a_backward_pass_is_fused_where_nothing_else_fits() {
+    let full = ["adapter.kind=full", "train.recompute=block", "optimizer.kind=adamw"];
+    let job = |setting: &str| of_blocks(&[&full[..], &[setting]].concat());
+    let [fused, whole] = ["true", "false"].map(|is_fused| {
+        let job = job(&format!("train.fused_backward_pass={is_fused}"));
+        job.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
+    });
+    assert!(fused < whole, "{fused} of {whole}");
+    let free = of_blocks(&full);
+    assert!(!free.plan_on_gpu(whole, None).unwrap().choice.fused_backward_pass);
+    for limit in [whole - 1, fused] {
+        let tight = free.plan_on_gpu(limit, None).unwrap();
+        assert!(tight.choice.fused_backward_pass, "{}", tight.choice);
+        assert_eq!(tight.peak_bytes(), fused);
+    }
+    // What keeps it from being fused is named.
+    for (setting, expected) in [
+        ("train.gradient_accumulation=4", "train.gradient_accumulation = 1"),
+        ("train.fused_backward_pass=false", "train.fused_backward_pass = true"),
+    ] {
+        let error = job(setting).plan_on_gpu(fused, None).unwrap_err();
+        let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
+        assert_eq!((remedy.change.as_str(), remedy.fits), (expected, true));
+    }
 }
 
 #[test]

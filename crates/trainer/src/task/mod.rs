@@ -4,10 +4,12 @@
 //! ```text
 //! traits.rs     Task (model and loss) and DataLoader (batches)
 //! session.rs    Session: the model with its parameters, gradients, optimizer and EMA
+//! fused_backward.rs   parameters updated within backward
 //! prefetch.rs   batches read ahead by a thread
 //! seed.rs       seeds, one for each purpose
 //! ```
 
+mod fused_backward;
 pub(crate) mod prefetch;
 pub(crate) mod seed;
 pub(crate) mod session;

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use compute::ops::{AdamW, GradClip, global_norm};
-use compute::{Device, Gradients, ParamKey, Tape, Tensor, Var};
+use compute::{Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
 
+use super::fused_backward::FusedBackward;
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
@@ -46,8 +47,9 @@ pub struct Session<'a, T: Task> {
     config: &'a RunConfig,
     model: T::Model,
     adapters: Adapters,
-    /// In the order of the parameters.
+    /// In the order of the parameters; none of them with a fused backward pass.
     pub(crate) gradients: Gradients,
+    fused: Option<FusedBackward>,
     optimizer: Optimizer,
     ema: Option<Ema>,
 }
@@ -59,6 +61,35 @@ pub struct BatchPosition {
     pub batch: u64,
     /// Index in the batch of the micro-batch's first sample.
     pub first_sample: usize,
+}
+
+/// A micro-batch of a step, and how it is computed.
+#[derive(Clone, Copy)]
+pub struct MicroBatchStep<'s, T: Task> {
+    /// Its samples.
+    pub micro_batch: &'s T::MicroBatch,
+    /// Where it stands in the run.
+    pub position: BatchPosition,
+    /// What its loss is multiplied by before backward.
+    pub share: f64,
+    /// What is recomputed.
+    pub recompute: Recompute,
+}
+
+/// What the optimizer needs to know of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateSettings {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Optimizer steps before this one.
+    pub applied: u64,
+    /// Gradients are so many times the true ones.
+    pub scale: f64,
+}
+
+impl UpdateSettings {
+    /// The first step of a dry run.
+    pub const DRY_RUN: Self = Self { learning_rate: 0.0, applied: 0, scale: 1.0 };
 }
 
 /// The norm of all gradients of a step, before they are clipped.
@@ -122,8 +153,14 @@ impl<'a, T: Task> Session<'a, T> {
         let model = task.load(device, precision(config), &mut adapters, tick)?;
         adapters.check_all_used(task.path())?;
         let params = &adapters.params;
+        let is_fused = config.train.fused_backward_pass;
         Ok(Self {
-            gradients: Gradients::reserved(device, params)?,
+            gradients: if is_fused {
+                Gradients::default()
+            } else {
+                Gradients::reserved(device, params)?
+            },
+            fused: is_fused.then(|| FusedBackward::new(device, params)).transpose()?,
             optimizer: Optimizer::new(&config.optimizer, &adapters, config.base.dtype)?,
             ema: match config.train.ema {
                 Switch::On(decay) => Some(Ema::new(decay, params)?),
@@ -139,21 +176,51 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// Forward and backward of a micro-batch: adds `share` times its gradients to the accumulated ones, and
     /// returns its loss. After an error the gradients are incomplete and must be zeroed.
-    pub fn accumulate(
-        &mut self,
-        micro_batch: &T::MicroBatch,
-        position: BatchPosition,
-        share: f64,
-        recompute: Recompute,
-    ) -> Result<f64> {
+    pub fn accumulate(&mut self, step: MicroBatchStep<'_, T>) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.forward_backward(micro_batch, position, share, recompute, &mut gradients);
+        let loss = self.forward_backward(step, |tape, loss, seed_gradient| {
+            tape.backward_from(loss, seed_gradient, &mut gradients).map(drop)
+        });
         if loss.is_err() {
             // Takes their memory again. If that fails, the next backward pass asks for it.
             _ = gradients.reserve(&self.device, &self.adapters.params);
         }
         self.gradients = gradients;
         loss
+    }
+
+    /// Forward and fused backward pass of a step's only micro-batch: parameters are updated on the way. Returns its
+    /// loss. After an error the step can be repeated only if [`Self::is_half_updated`] says no.
+    pub fn fused_backward(
+        &mut self,
+        step: MicroBatchStep<'_, T>,
+        update: UpdateSettings,
+    ) -> Result<f64> {
+        let how = adamw_step(self.config, update);
+        let max_norm = max_norm(self.config);
+        let Self { device, task, config, model, adapters, optimizer, fused, .. } = self;
+        let fused = fused.as_mut().expect("a session with a fused backward pass");
+        let forward =
+            ForwardContext { device, task: *task, config, model, params: &adapters.params };
+        forward.forward_backward(step, |tape, loss, seed_gradient| {
+            let hook = &mut |key: ParamKey, param: &mut Tensor, gradient: &Tensor| {
+                fused.update(optimizer, key, param, gradient, how, max_norm)
+            };
+            tape.fused_backward_from(loss, seed_gradient, hook).map(drop)
+        })
+    }
+
+    /// Forward and backward as the job says, for a dry run.
+    pub fn dry_run_step(&mut self, step: MicroBatchStep<'_, T>) -> Result<f64> {
+        match self.fused {
+            Some(_) => self.fused_backward(step, UpdateSettings::DRY_RUN),
+            None => self.accumulate(step),
+        }
+    }
+
+    /// Whether a fused backward pass has updated parameters of a step that has not ended.
+    pub fn is_half_updated(&self) -> bool {
+        self.fused.as_ref().is_some_and(FusedBackward::has_updated)
     }
 
     /// Drops the accumulated gradients.
@@ -163,68 +230,50 @@ impl<'a, T: Task> Session<'a, T> {
 
     fn forward_backward(
         &self,
-        micro_batch: &T::MicroBatch,
-        BatchPosition { batch, first_sample }: BatchPosition,
-        share: f64,
-        recompute: Recompute,
-        gradients: &mut Gradients,
+        step: MicroBatchStep<'_, T>,
+        backward: impl FnOnce(Tape<'_>, Var, Tensor) -> compute::Result<()>,
     ) -> Result<f64> {
-        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(batch);
-        let params = &self.adapters.params;
-        self.device.mark(FORWARD);
-        let tape = Tape::training(&self.device, params, dropout).from_sample(first_sample);
-        let loss = self.loss(&tape, micro_batch, recompute)?;
-        let loss_value = loss.tensor().clone();
-        self.device.mark(BACKWARD);
-        let seed_gradient = self.device.upload(loss.shape(), &[share as f32])?;
-        tape.backward_from(loss, seed_gradient, gradients)?;
-        // Read last: it waits for the GPU.
-        scalar(&loss_value)
+        self.forward().forward_backward(step, backward)
     }
 
     /// Forward only.
     pub fn eval_loss(&self, micro_batch: &T::MicroBatch) -> Result<f64> {
+        let forward = self.forward();
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
-        scalar(self.loss(&tape, micro_batch, Recompute::None)?.tensor())
+        scalar(forward.loss(&tape, micro_batch, Recompute::None)?.tensor())
     }
 
-    fn loss<'m>(
-        &'m self,
-        tape: &Tape<'m>,
-        micro_batch: &T::MicroBatch,
-        recompute: Recompute,
-    ) -> Result<Var> {
-        self.task.loss(&self.model, tape, micro_batch, self.config.base.dtype, recompute)
+    fn forward(&self) -> ForwardContext<'_, T> {
+        let Self { device, task, config, model, adapters, .. } = self;
+        ForwardContext { device, task: *task, config, model, params: &adapters.params }
     }
 
     /// The norm of the gradients, which are `scale` times the true ones.
     pub fn grad_norm(&self, scale: f64) -> Result<GradientNorm> {
         self.device.mark(UPDATE);
-        let n_params = self.adapters.params.values().len();
-        let tensor = global_norm(&self.gradients.all(n_params), &self.device)?;
+        let gradients = match &self.fused {
+            // Their norms have the same norm as they have.
+            Some(fused) => fused.norms(),
+            None => self.gradients.all(self.adapters.params.values().len()),
+        };
+        let tensor = global_norm(&gradients, &self.device)?;
         let value = scalar(&tensor)? / scale;
         Ok(GradientNorm { tensor, scale, value })
     }
 
     /// Takes an optimizer step, after `applied` earlier ones, and zeroes the gradients. Changes nothing if they
-    /// are not finite. All or nothing: memory is taken before any change.
+    /// are not finite. All or nothing: memory is taken before any change. After a fused backward pass only the EMA
+    /// is left to update.
     pub fn apply(&mut self, norm: &GradientNorm, rate: f64, applied: u64) -> Result<()> {
-        let max = match self.config.train.max_grad_norm {
-            Switch::On(norm) => norm as f32,
-            Switch::Off => f32::INFINITY,
-        };
-        let settings = &self.config.optimizer;
-        let adamw = AdamW {
-            learning_rate: rate as f32,
-            betas: (settings.betas[0] as f32, settings.betas[1] as f32),
-            epsilon: settings.epsilon as f32,
-            weight_decay: settings.weight_decay as f32,
-            step: applied + 1,
-            scale: (1.0 / norm.scale) as f32,
-        };
-        let clip = GradClip { norm: norm.tensor.clone(), max_norm: max };
-        self.optimizer.step(&mut self.adapters.params, &self.gradients, adamw, &clip)?;
-        self.gradients.reset();
+        if let Some(fused) = &mut self.fused {
+            fused.end_step();
+        } else {
+            let update = UpdateSettings { learning_rate: rate, applied, scale: norm.scale };
+            let adamw = adamw_step(self.config, update);
+            let clip = GradClip { norm: norm.tensor.clone(), max_norm: max_norm(self.config) };
+            self.optimizer.step(&mut self.adapters.params, &self.gradients, adamw, &clip)?;
+            self.gradients.reset();
+        }
         if let Some(ema) = self.ema.as_mut().filter(|_| norm.is_finite()) {
             ema.update(&self.adapters.params, applied + 1)?;
         }
@@ -260,7 +309,7 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// The trained weights, on the host.
     pub fn trained_weights(&self) -> Result<TrainedWeights> {
-        let of = |key: ParamKey| to_vec(self.adapters.params.get(key));
+        let of = |key: ParamKey| to_vec(&self.adapters.params.get(key));
         if self.config.adapter.kind == AdapterKind::Full {
             let weights =
                 self.adapters.full_params.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
@@ -287,7 +336,10 @@ impl<'a, T: Task> Session<'a, T> {
     /// Layers whose gradients are missing or all zero, but for those known to be unused.
     pub fn layers_without_gradient(&self) -> Result<Vec<String>> {
         let has_gradient = |key: ParamKey| -> Result<bool> {
-            let gradient = self.gradients.get(key);
+            let gradient = match &self.fused {
+                Some(fused) => fused.norm(key),
+                None => self.gradients.get(key),
+            };
             Ok(gradient.is_some() && scalar(&global_norm(&[gradient], &self.device)?)? != 0.0)
         };
         let mut without = Vec::new();
@@ -313,7 +365,8 @@ impl<'a, T: Task> Session<'a, T> {
             return Ok(());
         }
         self.with_ema(|session| {
-            let of = |key: ParamKey| session.adapters.params.get(key);
+            let values = session.adapters.params.values();
+            let of = |key: ParamKey| &values[key.index()];
             let layers = session.adapters.layers.iter().map(|layer| LayerTensors {
                 module: &layer.module,
                 rank: layer.rank,
@@ -357,6 +410,66 @@ impl<'a, T: Task> Session<'a, T> {
         let averaged = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
         all.extend(averaged.map(|(index, tensor)| (format!("{EMA_PREFIX}{index}"), tensor)));
         Ok(all)
+    }
+}
+
+/// What forward and backward read. Not the optimizer, which a fused backward pass changes meanwhile.
+struct ForwardContext<'s, T: Task> {
+    device: &'s Device,
+    task: &'s T,
+    config: &'s RunConfig,
+    model: &'s T::Model,
+    params: &'s Params,
+}
+
+impl<T: Task> ForwardContext<'_, T> {
+    /// Forward, then `backward` from the loss with its gradient; returns the loss.
+    fn forward_backward(
+        &self,
+        MicroBatchStep { micro_batch, position, share, recompute }: MicroBatchStep<'_, T>,
+        backward: impl FnOnce(Tape<'_>, Var, Tensor) -> compute::Result<()>,
+    ) -> Result<f64> {
+        let BatchPosition { batch, first_sample } = position;
+        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(batch);
+        self.device.mark(FORWARD);
+        let tape = Tape::training(self.device, self.params, dropout).from_sample(first_sample);
+        let loss = self.loss(&tape, micro_batch, recompute)?;
+        let loss_value = loss.tensor().clone();
+        self.device.mark(BACKWARD);
+        let seed_gradient = self.device.upload(loss.shape(), &[share as f32])?;
+        backward(tape, loss, seed_gradient)?;
+        // Read last: it waits for the GPU.
+        scalar(&loss_value)
+    }
+
+    fn loss<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        micro_batch: &T::MicroBatch,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        self.task.loss(self.model, tape, micro_batch, self.config.base.dtype, recompute)
+    }
+}
+
+/// The optimizer's settings for a step.
+fn adamw_step(config: &RunConfig, update: UpdateSettings) -> AdamW {
+    let (settings, UpdateSettings { learning_rate, applied, scale }) = (&config.optimizer, update);
+    AdamW {
+        learning_rate: learning_rate as f32,
+        betas: (settings.betas[0] as f32, settings.betas[1] as f32),
+        epsilon: settings.epsilon as f32,
+        weight_decay: settings.weight_decay as f32,
+        step: applied + 1,
+        scale: (1.0 / scale) as f32,
+    }
+}
+
+/// What gradients are clipped to.
+fn max_norm(config: &RunConfig) -> f32 {
+    match config.train.max_grad_norm {
+        Switch::On(norm) => norm as f32,
+        Switch::Off => f32::INFINITY,
     }
 }
 

@@ -11,13 +11,23 @@ use crate::task::traits::DataLoader;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
     /// Runs `work`, and again at the next memory level each time it is out of memory. A failed attempt must leave
-    /// no effects, and `work` must not wait for another machine.
+    /// no effects, and `work` must not wait for another machine. Within a fused backward pass an attempt has effects:
+    /// the model is then between two steps, and is neither trained on nor saved.
     pub(super) fn with_fallback<T>(
         &mut self,
         mut work: impl FnMut(&mut Self) -> Result<T>,
     ) -> Result<T> {
         loop {
             match work(self) {
+                Err(TrainerError::Compute(ComputeError::OutOfMemory {
+                    asked,
+                    in_use,
+                    limit,
+                    ..
+                })) if self.session.is_half_updated() => {
+                    let step = self.progress.step;
+                    return Err(TrainerError::HalfUpdated { step, asked, in_use, limit });
+                }
                 Err(TrainerError::Compute(ComputeError::OutOfMemory {
                     asked,
                     in_use,

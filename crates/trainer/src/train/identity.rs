@@ -87,7 +87,12 @@ impl Identity {
         let is_free = |key: &str| {
             FREE_KEYS.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
-        let settings: BTreeMap<_, _> = config.values().filter(|(key, _)| !is_free(key)).collect();
+        // Runs of before have no such key, and none of them fused it.
+        let is_unfused =
+            |key: &str, value: &str| key == "train.fused_backward_pass" && value == "false";
+        let settings = config.values().filter(|(key, _)| !is_free(key));
+        let settings = settings.filter(|(key, value)| !is_unfused(key, value));
+        let settings: BTreeMap<_, _> = settings.collect();
         let is_typed =
             |key: &&str| matches!(config.origin(key), Some(ValueOrigin::CommandLine { .. }));
         let typed = RATE_KEYS.into_iter().filter(is_typed).map(str::to_owned).collect();

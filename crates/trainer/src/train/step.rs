@@ -7,6 +7,9 @@
 //! apply        the optimizer step. All or nothing
 //! ```
 //!
+//! With a fused backward pass the optimizer steps are part of `accumulate`, parameter by parameter. From the first of
+//! them on the step cannot be repeated, and out of memory ends the run (`fallback.rs`).
+//!
 //! Machines that train together would differ in `accumulate`, agree after `reduce`, and do the same in
 //! `apply`. The samples of a step and its random numbers follow from its number alone.
 
@@ -19,7 +22,7 @@ use super::run::TrainingRun;
 use crate::config::batch::BatchSettings;
 use crate::error::Result;
 use crate::event::{self, Phase};
-use crate::task::session::{BatchPosition, GradientNorm};
+use crate::task::session::{BatchPosition, GradientNorm, MicroBatchStep, UpdateSettings};
 use crate::task::traits::{DataLoader, PrefetchedBatches, Task, TrainBatch};
 
 /// What was accumulated for a step, besides the gradients, which are in the session.
@@ -129,11 +132,24 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             }
             let share = weight / expected;
             let position = BatchPosition { batch: batch.number, first_sample: first };
-            let loss =
-                self.session.accumulate(&micro_batch, position, share * loss_scale, recompute)?;
+            let scaled = share * loss_scale;
+            let micro_batch = &micro_batch;
+            let step = MicroBatchStep { micro_batch, position, share: scaled, recompute };
+            let loss = if self.config.train.fused_backward_pass {
+                // It is the only one of the step, so that its share is that of the whole step.
+                self.session.fused_backward(step, self.update_settings(scaled))?
+            } else {
+                self.session.accumulate(step)?
+            };
             sums.add(LossSums { loss: share * loss, weight });
         }
         Ok(sums)
+    }
+
+    /// How the optimizer takes the next step, by gradients that are `scale` times the true ones.
+    fn update_settings(&self, scale: f64) -> UpdateSettings {
+        let learning_rate = self.learning_rate(self.progress.step + 1);
+        UpdateSettings { learning_rate, applied: self.progress.applied, scale }
     }
 
     /// The mean loss and the gradient norm. Here several machines would all-reduce their sums and, buffer by

@@ -82,9 +82,17 @@ type EventLog = Mutex<Vec<(Event, usize)>>;
 
 /// Sets a job up and lets `work` have its loop.
 fn with_run(set: &[&str], work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>>, &EventLog)) {
+    with_job(JOB, set, work);
+}
+
+fn with_job(
+    job: &str,
+    set: &[&str],
+    work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>>, &EventLog),
+) {
     let place = tempfile::tempdir().unwrap();
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
-    let mut raw = RawConfig::from_text(JOB, &place.path().join("job.toml")).unwrap();
+    let mut raw = RawConfig::from_text(job, &place.path().join("job.toml")).unwrap();
     raw.set_path("base.path", &base).unwrap();
     for argument in set {
         raw.set(argument).unwrap();
@@ -283,6 +291,45 @@ fn a_step_that_fits_at_no_level_saves_and_fails() {
         assert!(state(run) == before && run.device.usage().in_use == in_use);
         let log = log.lock().unwrap();
         assert!(matches!(log.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{log:?}");
+    });
+}
+
+/// Once a parameter was updated a step is neither repeated nor saved; before that it is repeated as any other.
+#[test]
+fn a_fused_backward_pass_that_fails_halfway_ends_the_run() {
+    let job = JOB.replace("rank = 4\ndropout = 0.1", "kind = 'full'");
+    let set = ["train.fused_backward_pass=true", "data.resolution=128"];
+    with_job(&job, &set, |run, log| {
+        run.step(&mut run.loader.read_from(0)).unwrap();
+        let (progress, start) = (run.progress.clone(), state(run));
+        let (levels, in_use) = (run.pacing.levels.clone(), run.device.usage().in_use);
+        let n_before = run.device.n_allocations();
+        run.step(&mut run.loader.read_from(progress.batches)).unwrap();
+        let (whole, n) = (state(run), run.device.n_allocations() - n_before);
+        let (mut n_repeated, mut n_ended) = (0, 0);
+        for nth in tried(n) {
+            put_back(run, &start);
+            (run.progress, run.pacing) = (progress.clone(), run.pacing.with_levels(&levels));
+            log.lock().unwrap().clear();
+            run.device.fail_allocation(nth);
+            let done = run.step(&mut run.loader.read_from(progress.batches));
+            assert_eq!(run.device.usage().in_use, in_use, "{nth}");
+            let events: Vec<Event> =
+                log.lock().unwrap().iter().map(|(event, _)| event.clone()).collect();
+            match done {
+                Ok(_) => {
+                    n_repeated += fallbacks(&events).len();
+                    assert!(state(run) == whole, "{nth}");
+                }
+                Err(TrainerError::HalfUpdated { step: 1, .. }) => {
+                    n_ended += 1;
+                    assert!(events.is_empty() && state(run) != start, "{nth}: {events:?}");
+                    run.session.update(0.0, 0, 1.0).unwrap();
+                }
+                Err(error) => panic!("{nth}: {error}"),
+            }
+        }
+        assert!(n_repeated > 0 && n_ended > 0, "{n_repeated} {n_ended}");
     });
 }
 

@@ -1,6 +1,6 @@
 //! The global norm of gradients, and a count of values that are not finite. Results stay on the device.
 
-use super::{cpu, cuda, gpu};
+use super::{cpu, cuda, expect_unshared, gpu};
 use crate::device::{Backend, DeviceKind};
 use crate::op::{Op, OpContext};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
@@ -24,14 +24,23 @@ pub(super) fn check_clip(op: &Op<'_>, clip: Option<&GradClip>) -> Result<()> {
 
 /// The root of the sum of the squares of all gradients: one number without dimensions, f32.
 pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Tensor> {
+    let mut norm = OpContext::new(device).alloc([], Dtype::F32)?;
+    global_norm_into(gradients, &mut norm)?;
+    Ok(norm)
+}
+
+/// The same, written to a tensor that is there.
+pub fn global_norm_into(gradients: &[Option<&Tensor>], norm: &mut Tensor) -> Result<()> {
+    let device = &norm.device().clone();
     let op = Op::standalone("global_norm", device);
     let gradients: Vec<&Tensor> = gradients.iter().copied().flatten().collect();
     let cx = OpContext::new(device);
     for gradient in &gradients {
         op.expect("gradient", gradient, Dtype::F32, gradient.shape())?;
     }
+    op.expect("norm", norm, Dtype::F32, [].into())?;
+    expect_unshared(0, norm)?;
     op.count(2 * elements(&gradients), &gradients);
-    let mut norm = cx.alloc([], Dtype::F32)?;
     let floats = match device.kind() {
         DeviceKind::Cpu { .. } => 0,
         DeviceKind::Cuda { .. } => cuda::norm_floats(&gradients),
@@ -40,11 +49,11 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     let mut workspace = cx.workspace([floats], Dtype::F32)?;
     match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(backend) => cpu::global_norm(backend, &gradients, &mut norm),
-        Backend::Cuda(backend) => cuda::global_norm(backend, &gradients, &mut workspace, &mut norm),
-        Backend::Gpu(backend) => gpu::global_norm(backend, &gradients, &mut workspace, &mut norm),
+        Backend::Cpu(backend) => cpu::global_norm(backend, &gradients, norm),
+        Backend::Cuda(backend) => cuda::global_norm(backend, &gradients, &mut workspace, norm),
+        Backend::Gpu(backend) => gpu::global_norm(backend, &gradients, &mut workspace, norm),
     }
-    Ok(norm)
+    Ok(())
 }
 
 /// How many values are infinite or NaN: u32 `[1]`, on the tensors' device. Stops counting at

@@ -17,7 +17,7 @@ mod tests;
 pub use adamw::{AdamW, Moments, adamw};
 pub use eight_bit::{BlockCodes, Moments8bit, adamw_8bit};
 pub use ema::ema;
-pub use gradients::{GradClip, count_not_finite, global_norm};
+pub use gradients::{GradClip, count_not_finite, global_norm, global_norm_into};
 pub use muon::{Muon, momentum, muon};
 
 use crate::op::Op;

@@ -7,7 +7,7 @@ use crate::config::RawConfig;
 use crate::error::Result;
 use crate::model::llama::preset::LlamaPreset;
 use crate::model::recompute::Recompute;
-use crate::task::session::{BatchPosition, Session};
+use crate::task::session::{BatchPosition, MicroBatchStep, Session};
 use crate::text::Sequence;
 use crate::train::language::{LanguagePipeline, TextMicroBatch};
 
@@ -43,7 +43,9 @@ impl TextStep {
         let mut taken = 0;
         Ok(work(&mut || {
             let position = BatchPosition { batch: taken, first_sample: 0 };
-            let loss = session.accumulate(&micro_batch, position, 1.0, self.recompute)?;
+            let (micro_batch, recompute) = (&micro_batch, self.recompute);
+            let step = MicroBatchStep { micro_batch, position, share: 1.0, recompute };
+            let loss = session.accumulate(step)?;
             session.update(3e-4, taken, 1.0)?;
             taken += 1;
             Ok(loss)

@@ -169,8 +169,9 @@ impl DemoDecoder {
         round: TrainRound,
         on_progress: &dyn Fn(usize, f32) -> bool,
     ) -> Result<()> {
-        let moments = self.params.values().iter().map(Moments::new);
-        let mut state = moments.collect::<compute::Result<Vec<_>>>()?;
+        let moments: compute::Result<Vec<_>> =
+            self.params.values().iter().map(Moments::new).collect();
+        let mut state = moments?;
         let mut gradients = Gradients::default();
         for step in 1..=round.n_steps {
             let batch = examples.batch(device, before + step)?;
@@ -285,7 +286,7 @@ impl DemoDecoder {
     pub(super) fn tensors(&self, config: &KlVaeConfig) -> Result<TensorMap> {
         let mut tensors = BTreeMap::new();
         for want in tensor_specs(|build| kl::decoder(config, build))? {
-            let found = to_vec(self.params.get(self.keys[&want.name]))?;
+            let found = to_vec(&self.params.get(self.keys[&want.name]))?;
             let ordered = match *want.shape.sizes() {
                 [outputs, inputs, height, width] => {
                     in_order(&found, [outputs, inputs, height * width])

@@ -12,7 +12,7 @@ use crate::event::PlannedPhase;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
 use crate::model::recompute::Recompute;
-use crate::task::session::{BatchPosition, Session};
+use crate::task::session::{BatchPosition, MicroBatchStep, Session};
 use crate::task::traits::Task;
 use crate::train::diffusion;
 
@@ -37,7 +37,9 @@ fn step(set: &[&str]) -> (MemoryRecording, Usage) {
     let micro_batch = task.dummy_micro_batch(Bucket { width: 64, height: 64 }, 1).unwrap();
     device.reset_peak();
     device.start_recording();
-    session.accumulate(&micro_batch, BatchPosition::default(), 1.0, Recompute::None).unwrap();
+    let (position, recompute) = (BatchPosition::default(), Recompute::None);
+    let step = MicroBatchStep { micro_batch: &micro_batch, position, share: 1.0, recompute };
+    session.accumulate(step).unwrap();
     session.update(0.0, 0, 1.0).unwrap();
     (device.stop_recording(), device.usage())
 }

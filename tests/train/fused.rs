@@ -1,0 +1,115 @@
+//! Full fine-tunes with a fused backward pass: the same result without memory for all gradients.
+
+use std::fs;
+use std::path::Path;
+
+use trainer::event::Event;
+
+use super::texts::Place;
+use super::{Job, check_memory, events, losses};
+use crate::text;
+
+const FULL: &str = "adapter.kind=full";
+const FUSED: &str = "train.fused_backward_pass=true";
+const NOT_FUSED: &str = "train.fused_backward_pass=false";
+
+/// The state of a run's last checkpoint: parameters, optimizer and EMA.
+fn state(run: &Path) -> Vec<u8> {
+    let all = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    fs::read(all.max().unwrap().join("state.safetensors")).unwrap()
+}
+
+/// What the largest step was planned to take, which is what it took, as in every other phase.
+fn planned_bytes(run: &Path) -> usize {
+    let events = events(run);
+    for event in &events {
+        if let Event::Memory { phase, planned_bytes, peak_bytes } = event {
+            assert_eq!(planned_bytes, peak_bytes, "{phase}");
+        }
+    }
+    let [taken, planned] = check_memory(&events);
+    assert_eq!(taken, planned);
+    planned
+}
+
+fn full_job() -> Job {
+    let job = Job::new();
+    job.remove("rank = 4\n");
+    job
+}
+
+#[test]
+fn without_clipping_not_a_bit_differs() {
+    let job = full_job();
+    let set = [FULL, "train.steps=3", "train.micro_batch=2", "train.max_grad_norm=off"];
+    for (optimizer, recompute, ema) in
+        [("adamw", "none", "0.9"), ("adamw_8bit", "block", "off"), ("muon", "alternate", "off")]
+    {
+        let run = |out: &str, is_fused: &str| {
+            let more = [
+                &format!("optimizer.kind={optimizer}"),
+                &format!("train.recompute={recompute}"),
+                &format!("train.ema={ema}"),
+                is_fused,
+            ];
+            job.finish(&format!("{out}-{optimizer}"), &[&set[..], &more].concat(), &[])
+        };
+        let (whole, fused) = (run("whole", NOT_FUSED), run("fused", FUSED));
+        assert_eq!(losses(&events(&whole)), losses(&events(&fused)), "{optimizer}");
+        assert!(state(&whole) == state(&fused), "{optimizer}: other bytes");
+        let [whole, fused] = [whole, fused].map(|run| planned_bytes(&run));
+        assert!(fused < whole, "{optimizer}: {fused} of {whole}");
+    }
+}
+
+#[test]
+fn a_language_model_has_the_same_bits_too() {
+    let place = Place::new();
+    let set = [FULL, "train.steps=4", "train.micro_batch=4", "train.max_grad_norm=off"];
+    let run = |out: &str, more: &[&str]| place.train(out, &[&set[..], more].concat(), &[]);
+    let whole = run("whole", &[NOT_FUSED, "train.recompute=none"]);
+    for recompute in ["none", "block"] {
+        let fused = run(recompute, &[FUSED, &format!("train.recompute={recompute}")]);
+        assert_eq!(losses(&events(&whole)), losses(&events(&fused)), "{recompute}");
+        assert!(state(&whole) == state(&fused), "{recompute}: other bytes");
+        planned_bytes(&fused);
+    }
+}
+
+#[test]
+fn an_interruption_changes_nothing() {
+    let job = full_job();
+    let set = [FULL, FUSED, "train.steps=4", "train.max_grad_norm=0.1", "train.ema=0.9"];
+    let whole = job.finish("whole", &set, &[]);
+    let stopped = [&set[..2], &["train.steps=2"], &set[3..]].concat();
+    let run = job.finish("run", &stopped, &[]);
+    job.finish("run", &set, &["--resume"]);
+    assert_eq!(losses(&events(&whole)), losses(&events(&run)));
+    assert!(state(&whole) == state(&run), "other bytes than without a break");
+    let unfused = [&set[..1], &[NOT_FUSED], &set[2..]].concat();
+    let arguments = ["--out", text(&run), "--resume"];
+    let words = job.fail(&unfused, &arguments);
+    assert!(words.contains("train.fused_backward_pass"), "{words}");
+    let other = job.finish("other", &unfused, &[]);
+    assert!(state(&whole) != state(&other), "gradients are not clipped by their own norms");
+}
+
+#[test]
+fn what_excludes_it_is_named_with_the_value_it_needs() {
+    let job = full_job();
+    for (other, problem, hint) in [
+        (
+            "train.gradient_accumulation=4",
+            "`train.fused_backward_pass = true` is not possible with `train.gradient_accumulation = 4`",
+            "set `train.gradient_accumulation = 1`, or remove `train.fused_backward_pass`",
+        ),
+        ("train.micro_batch=1", "with `train.micro_batch = 1`", "set `train.micro_batch = 2`"),
+        ("base.dtype=f16", "with `base.dtype = \"f16\"`", "set `base.dtype = \"bf16\"`"),
+    ] {
+        let words = job.fail(&[FULL, FUSED, other], &[]);
+        assert!(words.contains(problem) && words.contains(hint), "{words}");
+    }
+    let words = Job::new().fail(&[FUSED], &[]);
+    let problem = "`train.fused_backward_pass` has no effect with adapter.kind = \"lora\"";
+    assert!(words.contains(problem), "{words}");
+}
