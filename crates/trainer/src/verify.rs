@@ -139,7 +139,7 @@ pub fn verify(
         let mut nearest: Option<VerifyReport> = None;
         for size in golden.sizes()? {
             let golden = &ReferenceData { catalog: golden.catalog.clone(), size };
-            let verifier = Verifier { layouts, golden, ..verifier };
+            let verifier = Verifier { golden, layouts, ..verifier };
             let (n_weights, comparisons) =
                 verifier.compare(&layout, |build| config.build(build))?;
             let report = VerifyReport { class: class.clone(), n_weights, comparisons };

@@ -154,8 +154,12 @@ impl<'a> SampleJob<'a> {
             plan_encoding(&pipeline.encoders, request.precision, n_texts, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
-        let cfg_scale = pipeline.family().guidance.cfg_scale(request.guidance);
-        let pairings = if cfg_scale.is_some() { vec![true, false] } else { vec![true] };
+        let pairings = match pipeline.family().guidance.cfg_scale(request.guidance) {
+            None => vec![true],
+            Some(_) if pipeline.encoders.pads() => vec![true, false],
+            // Prompts of different length are faster apart than with a mask.
+            Some(_) => vec![false],
+        };
         let (is_paired, peak_bytes) = first_fitting(kind, limit, pairings, |device, is_paired| {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
         })?;

@@ -78,6 +78,13 @@ impl EncoderKind {
     }
 }
 
+impl EncoderKind {
+    /// Whether it fills up prompts to one length.
+    pub fn pads(self) -> bool {
+        self != Self::Qwen25Vl
+    }
+}
+
 /// How many tokens of a prompt an encoder sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptLength {

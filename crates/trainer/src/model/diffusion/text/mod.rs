@@ -194,6 +194,11 @@ impl TextEncoders {
         templates.filter(|template| *template != PromptTemplate::NONE)
     }
 
+    /// Whether all prompts have equally many tokens, with padding.
+    pub fn pads(&self) -> bool {
+        self.all().all(|encoder| encoder.spec.kind.pads())
+    }
+
     /// Loads their part of an adapter file.
     pub fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
         let mut all = self.slots.iter_mut().filter_map(|slot| slot.encoder.as_mut());
