@@ -46,9 +46,9 @@ fn quantised_transformers_are_those_of_the_reference() {
 }
 
 /// The tensors of a file, each with its shape; all values are bf16.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-fn read(path: &Path) -> Tensors {
+pub fn read(path: &Path) -> Tensors {
     let bytes = fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tensor = |(name, view): (String, TensorView<'_>)| {
@@ -58,7 +58,7 @@ fn read(path: &Path) -> Tensors {
     file.tensors().into_iter().map(tensor).collect()
 }
 
-fn write(path: &Path, tensors: &Tensors) {
+pub fn write(path: &Path, tensors: &Tensors) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let views: Vec<(&String, TensorView<'_>)> = tensors
         .iter()
@@ -70,7 +70,7 @@ fn write(path: &Path, tensors: &Tensors) {
 }
 
 /// The same as GGUF, in f32: each bf16 value is exact there.
-fn write_gguf(path: &Path, architecture: &str, tensors: &Tensors) {
+pub fn write_gguf(path: &Path, architecture: &str, tensors: &Tensors) {
     let about = [("general.architecture".to_owned(), GgufValue::Text(architecture.into()))];
     let listed = tensors.iter().map(|(name, (shape, _))| GgufTensor {
         name: name.clone(),
@@ -86,7 +86,7 @@ fn write_gguf(path: &Path, architecture: &str, tensors: &Tensors) {
     .unwrap();
 }
 
-fn with_prefix(prefix: &str, tensors: &Tensors) -> Tensors {
+pub fn with_prefix(prefix: &str, tensors: &Tensors) -> Tensors {
     tensors.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone())).collect()
 }
 

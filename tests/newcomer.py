@@ -110,6 +110,7 @@ def image_cards(place):
         ("single", GOLDEN / "sd3/single/pipeline.safetensors", ["--set", f"base.rest='{GOLDEN}/sd3/pipeline'"]),
         ("flux-dev", GOLDEN / "flux/dev/pipeline", ["--set", "sample.true_cfg_scale=2.5"]),
         ("flux-schnell", GOLDEN / "flux/schnell/pipeline", []),
+        ("qwen-image", GOLDEN / "qwen_image/pipeline", []),
     ]:
         run = place / name
         hearth("train", "--images", "my-cat", "--base", base, "--out", run, "--quiet", "--steps", 2, *IMAGE_JOB,
@@ -132,9 +133,10 @@ def jpeg(place):
     assert said.startswith("a füchs") and "Steps: 2" in said, said
 
 
-def flux_adapters(_place):
+def adapters(_place):
     """Written by hearth, read by diffusers and PEFT."""
     subprocess.run([sys.executable, GOLDEN / "flux/check_exports.py", HEARTH, "schnell"], check=True)
+    subprocess.run([sys.executable, GOLDEN / "qwen_image/check_exports.py", HEARTH], check=True)
 
 
 def text_cards(place):
@@ -169,7 +171,7 @@ def interrupted(place):
 
 def main():
     run_image_card(DEMO)
-    checks = [image_cards, jpeg, flux_adapters, text_cards, interrupted]
+    checks = [image_cards, jpeg, adapters, text_cards, interrupted]
     with tempfile.TemporaryDirectory() as place:
         for check in checks:
             check(Path(place))

@@ -20,7 +20,7 @@ use weights::load::load_f32;
 
 use super::{Job, events, losses};
 use crate::models::{LIMIT, at, golden};
-use crate::{printed, text};
+use crate::{printed, qwen_image, text};
 
 const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
 
@@ -56,6 +56,12 @@ fn a_model_is_fine_tuned() {
 fn a_flux_is_fine_tuned() {
     let job = Job::flux();
     check(&job, &job.path("base"), "base.random_init=false");
+}
+
+#[test]
+fn a_qwen_image_is_fine_tuned() {
+    let base = qwen_image::golden().join("pipeline");
+    check(&Job::qwen_image(), &base, "base.random_init=false");
 }
 
 #[test]

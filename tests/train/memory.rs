@@ -194,10 +194,17 @@ fn every_single_allocation_of_a_run_of_flux_may_fail() {
     check_allocations(&Job::flux(), 1);
 }
 
+#[test]
+#[ignore = "long: `just sweep` runs it"]
+fn every_single_allocation_of_a_run_of_qwen_image_may_fail() {
+    check_allocations(&Job::qwen_image(), 1);
+}
+
 /// Some of them, from the images to the last step, in the default suite.
 #[test]
-fn allocations_of_a_run_of_flux_may_fail() {
+fn allocations_of_runs_of_other_families_may_fail() {
     check_allocations(&Job::flux(), 499);
+    check_allocations(&Job::qwen_image(), 499);
 }
 
 /// Every `step`-th.

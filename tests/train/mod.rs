@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use trainer::event::{Event, Phase, PhaseProgress, RunStart, Warning};
 
 use crate::models::{at, golden};
-use crate::{command, flux, printed, said, text};
+use crate::{command, flux, printed, qwen_image, said, text};
 
 /// A job for the tiny pipeline, with images that hearth draws.
 const JOB: &str = "
@@ -65,6 +65,11 @@ impl Job {
         let job = Self::of(Path::new("base"));
         flux::with_short_prompts(&job.path("base"));
         job
+    }
+
+    /// Of a Qwen-Image.
+    fn qwen_image() -> Self {
+        Self::of(&qwen_image::golden().join("pipeline"))
     }
 
     fn of(base: &Path) -> Self {

@@ -78,8 +78,9 @@ fn a_run_that_is_killed_again_and_again_trains_the_same() {
 }
 
 #[test]
-fn a_run_of_flux_that_is_killed_again_and_again_trains_the_same() {
+fn runs_of_other_families_that_are_killed_again_and_again_train_the_same() {
     check_killed(&Job::flux(), &FEW_MOMENTS);
+    check_killed(&Job::qwen_image(), &FEW_MOMENTS);
 }
 
 fn check_killed(job: &Job, moments: &[(&str, u64)]) {

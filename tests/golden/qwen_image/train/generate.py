@@ -23,12 +23,6 @@ from diffusers import QwenImagePipeline
 class QwenImageTrainer(shared.Trainer):
     pipeline_class = QwenImagePipeline
 
-    def layers(self):
-        # hearth leaves out what the last block has for the prompt after attention: nothing takes it.
-        last = len(self.pipeline.transformer.transformer_blocks) - 1
-        unused = [f"transformer_blocks.{last}.attn.{layer}" for layer in ["add_q_proj", "to_add_out"]]
-        return [layer for layer in super().layers() if layer not in unused]
-
     @torch.no_grad()
     def encode(self, pixels, caption):
         # No caption is a space.
