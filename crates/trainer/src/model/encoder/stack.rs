@@ -5,6 +5,7 @@
 //!
 //! Shapes: S samples, N tokens, D width.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
@@ -153,8 +154,8 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
         let (start, adapters) = self.load(device, |build| self.config.embedding(build))?;
         let mut inputs = BTreeMap::new();
         for n in texts.iter().map(Vec::len) {
-            if !inputs.contains_key(&n) {
-                inputs.insert(n, self.config.inputs(device, &start, n)?);
+            if let Entry::Vacant(entry) = inputs.entry(n) {
+                entry.insert(self.config.inputs(device, &start, n)?);
             }
         }
         let tape = Tape::inference(device, &adapters.params, 0);

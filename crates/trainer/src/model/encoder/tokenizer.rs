@@ -209,8 +209,9 @@ impl TokenizerKind {
     fn default(self, role: &str) -> Option<&'static str> {
         match (self, role) {
             (Self::Clip, "bos_token") => Some("<|startoftext|>"),
-            (Self::Clip, "eos_token" | "unk_token" | "pad_token") => Some("<|endoftext|>"),
-            (Self::Qwen2, "eos_token" | "unk_token" | "pad_token") => Some("<|endoftext|>"),
+            (Self::Clip | Self::Qwen2, "eos_token" | "unk_token" | "pad_token") => {
+                Some("<|endoftext|>")
+            }
             (Self::T5, "eos_token") => Some("</s>"),
             (Self::T5, "unk_token") => Some("<unk>"),
             (Self::T5, "pad_token") => Some("<pad>"),
