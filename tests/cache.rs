@@ -13,6 +13,11 @@ use crate::{command, hearth, printed, said, text};
 
 /// A folder with a job for the tiny pipeline and so many images.
 fn job(n_images: usize) -> (TempDir, PathBuf) {
+    job_of("sd3", n_images)
+}
+
+/// The same for the pipeline of a family.
+fn job_of(family: &str, n_images: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let images = folder.path().join("images");
     fs::create_dir(&images).unwrap();
@@ -24,7 +29,8 @@ fn job(n_images: usize) -> (TempDir, PathBuf) {
         encoder.write_header().unwrap().write_image_data(&rgb).unwrap();
         fs::write(path.with_extension("txt"), format!("image {}, a, b, c", index % 3)).unwrap();
     }
-    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let base = golden.join(family).join("pipeline");
     let job = format!(
         "[base]\npath = '{}'\n[data]\nimages = 'images'\nresolution = 64\nbucket_step = 16\n\
          validation = 2\n[sample]\nprompts = ['a fox']\n",
@@ -85,6 +91,41 @@ fn a_second_run_does_nothing() {
 }
 
 /// Of twenty broken files each stands there, before all else, on the page and in JSON.
+/// Of six images, two can be taken with their captions, and the empty text.
+#[test]
+fn the_cache_of_another_trainer_is_imported() {
+    let (folder, job) = job_of("qwen_image", 6);
+    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cache/flymyai");
+    let found = summary(&job, &["--from", text(&other)]);
+    assert_eq!([&found["imported_images"], &found["imported_texts"]], [2, 3]);
+    assert_eq!(missing(&found), [4, 2]);
+    let problems = found["problems"].to_string();
+    for why in [
+        "its latent is [16, 1, 8, 4], this job's is [16, 8, 8]",
+        "tokens of width 33, this model's are 32",
+        "003.png.pt",
+        "is not imported",
+    ] {
+        assert!(problems.contains(why), "{why}: {problems}");
+    }
+    let mut stored = Vec::new();
+    for path in files(&folder, ".safetensors") {
+        let shard = weights::Catalog::open(&path).unwrap();
+        for tensor in &shard.tensors {
+            let values = weights::load::load_f32(&shard, tensor, 0..tensor.numel()).unwrap();
+            stored.push((tensor.name.rsplit('.').next().unwrap().to_owned(), values));
+        }
+    }
+    let has = |name: &str, values: Vec<f32>| stored.contains(&(name.to_owned(), values));
+    assert!(has("mean", vec![0.5; 1024]) && has("mean", vec![0.25; 1024]));
+    assert!(has("deviation", vec![0.0; 1024]));
+    let rows = |rows: &[u8]| rows.iter().flat_map(|row| [f32::from(*row); 32]).collect();
+    assert!(has("tokens", rows(&[0, 1, 3, 4, 5, 6])), "those that the mask counts");
+    assert_eq!(missing(&summary(&job, &[])), [0, 0]);
+    let refused = hearth(&["cache", text(&job), "--from", text(folder.path())]);
+    assert!(said(&refused).contains("no cache to import in"), "{}", said(&refused));
+}
+
 #[test]
 fn all_that_is_left_out_is_listed_first() {
     let (folder, job) = job(4);

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
-use trainer::cache::{CacheBuilder, CacheIndex, CachePlan, CacheRequest, MissingEntries};
+use trainer::cache::{
+    CacheBuilder, CacheIndex, CachePlan, CacheRequest, ImportedEntries, MissingEntries,
+};
 use trainer::config::RunConfig;
 use trainer::config::training_data::TrainingData;
 use trainer::cost::StageMemory;
@@ -33,6 +36,7 @@ use crate::render::cache::{
 Examples:
   hearth cache job.toml
   hearth cache job.toml --plan
+  hearth cache job.toml --from output/cache
   hearth cache job.toml --resolution 512 --set data.cache=shared-cache --limit 8GB")]
 pub struct CacheArgs {
     #[command(flatten)]
@@ -44,6 +48,10 @@ pub struct CacheArgs {
 
     #[command(flatten)]
     engine: DeviceArgs,
+
+    /// First take what fits from the cache of another trainer: that of `FlyMyAI` for Qwen-Image, or its output folder
+    #[arg(long, value_name = "FOLDER", conflicts_with = "plan")]
+    from: Option<PathBuf>,
 
     /// List all files that are left out and why, what is not cached yet and the memory of each phase, and stop
     #[arg(long)]
@@ -75,13 +83,18 @@ fn cache_images(
     let pipeline = Pipeline::open(&config.base.path, &config.base.parts())?;
     let encoding = EncodingProgress::begin(arguments.quiet)?;
     let tell = |event| encoding.on_event(event);
-    let caching = match CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &tell) {
+    let mut caching = match CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &tell)
+    {
         Ok(caching) => caching,
         Err(error) => {
             drop(encoding);
             list_unusable(arguments, config, out)?;
             return Err(error.into());
         }
+    };
+    let imported = match &arguments.from {
+        Some(folder) => caching.import(folder, &tell)?,
+        None => ImportedEntries::default(),
     };
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit)?, caching.missing());
     let CachePlan { phases, loading } = caching.plan(arguments.engine.kind(), limit)?;
@@ -99,6 +112,8 @@ fn cache_images(
     let summary = CacheSummary {
         limit_bytes: limit,
         is_encoder_in_blocks,
+        imported_images: imported.images,
+        imported_texts: imported.texts,
         secs,
         images_per_sec,
         is_done,
@@ -213,6 +228,8 @@ impl CacheSummary {
             texts: index.n_texts,
             missing_images: missing.images,
             missing_texts: missing.texts,
+            imported_images: 0,
+            imported_texts: 0,
             is_done: false,
             buckets: buckets.into_iter().map(row).collect(),
             phases: phases.iter().map(memory).collect(),

@@ -34,6 +34,9 @@ pub struct CacheSummary {
     /// What was encoded now, or would be.
     pub missing_images: usize,
     pub missing_texts: usize,
+    /// What was taken from the cache of another trainer.
+    pub imported_images: usize,
+    pub imported_texts: usize,
     pub is_done: bool,
     pub buckets: Vec<BucketRow>,
     pub phases: Vec<PhaseMemory>,
@@ -297,10 +300,15 @@ fn memory(page: &mut TextPage, summary: &CacheSummary) {
 
 fn done(summary: &CacheSummary) -> String {
     let CacheSummary { missing_images, missing_texts, secs, .. } = summary;
+    let CacheSummary { imported_images, imported_texts, .. } = summary;
+    let imported = match imported_images + imported_texts {
+        0 => String::new(),
+        _ => format!("{imported_images} images and {imported_texts} texts imported; "),
+    };
     if missing_images + missing_texts == 0 {
-        return "everything is cached".into();
+        return format!("{imported}everything is cached");
     }
-    let what = format!("{missing_images} images and {missing_texts} texts");
+    let what = format!("{imported}{missing_images} images and {missing_texts} texts");
     if !summary.is_done {
         return format!("{what} are to be encoded");
     }

@@ -22,6 +22,7 @@
 
 pub(crate) mod bucketed;
 mod encode;
+mod import;
 mod index;
 pub(crate) mod scaled;
 mod select;
@@ -36,6 +37,7 @@ use std::path::{Path, PathBuf};
 use compute::{Device, DeviceKind, Quantisation};
 use weights::checksum::{Hash, Hasher};
 
+pub use import::ImportedEntries;
 pub use index::{CacheIndex, CachedLatents};
 pub use select::CachedSample;
 

@@ -196,6 +196,12 @@ pub enum ProblemKind {
         /// Where one was looked for.
         folder: PathBuf,
     },
+    /// An image of which the cache of another trainer has no latents or prompt that can be used.
+    #[error("is not imported: {why}")]
+    NotImported {
+        /// What is missing, or does not fit.
+        why: String,
+    },
     /// A folder named for no repeats.
     #[error("has 0 repeats in its name, least is 1")]
     NoRepeats,
@@ -254,6 +260,7 @@ impl ProblemKind {
             Self::Huge { .. } => "with too many pixels",
             Self::TooLong { .. } => "too long",
             Self::ControlUnusable { .. } => "with a control that cannot be used",
+            Self::NotImported { .. } => "images not imported, or not all of them",
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
             Self::CaptionEmpty => "images with an empty caption",

@@ -241,6 +241,26 @@ impl TextEncoders {
         self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>())
     }
 
+    /// The conditioning of a prompt that was encoded elsewhere, for families with one text encoder: tokens of this width.
+    pub fn condition_of(
+        &self,
+        tokens: Vec<f32>,
+        width: usize,
+    ) -> std::result::Result<Condition, String> {
+        let [EncoderSlot { length, encoder: Some(encoder) }] = &self.slots[..] else {
+            return Err(format!("{} text encoders, expected one", self.slots.len()));
+        };
+        let widths = encoder.part.config.widths();
+        if widths != (EmbeddingWidths { tokens: width, pooled: 0 }) {
+            return Err(format!("tokens of width {width}, this model's are {}", widths.tokens));
+        }
+        let n = tokens.len() / width.max(1);
+        if n == 0 || n > *length {
+            return Err(format!("{n} tokens, this model sees 1 to {length}"));
+        }
+        Ok(self.config.condition(&[(*length, TextEmbedding { tokens, pooled: Vec::new() })]))
+    }
+
     /// Encodes prompts.
     pub fn encode(
         &self,
