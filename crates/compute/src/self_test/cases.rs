@@ -156,6 +156,7 @@ fn matmul_cases() -> Vec<SelfTestCase> {
         SelfTestCase::new("dora", &[], dora).then(&given).then(&[([90].into(), InputRole::Vector)]),
     );
     all.extend(attentions());
+    all.extend(wide_heads());
     all
 }
 
@@ -174,6 +175,22 @@ fn attentions() -> [SelfTestCase; 2] {
         })
         .slack(4.0),
     ]
+}
+
+/// One head without gradient, as in VAEs; the last has more queries than a strip of them.
+fn wide_heads() -> impl Iterator<Item = SelfTestCase> {
+    let cases = [
+        ("attention of a head of 512", [2, 150, 133, 512]),
+        ("attention of a head of 384", [1, 64, 64, 384]),
+        ("attention of a wide head in strips", [2, 4133, 9, 136]),
+    ];
+    cases.into_iter().map(|(name, [samples, queries, keys, d])| {
+        let (q, kv) = ([samples, queries, d].into(), [samples, keys, d].into());
+        let run = move |tape: &Tape<'_>, v: &[Var]| {
+            tape.attention(&v[0], &v[1], &v[2], Attention::full(1, d))
+        };
+        SelfTestCase::new(name, &[q, kv, kv], run).frozen().slack(4.0)
+    })
 }
 
 fn norms() -> Vec<SelfTestCase> {

@@ -11,6 +11,8 @@
 //!
 //! Saved for backward: q, k, v, the result, and the logsumexp per query and head.
 //!
+//! With CUDA and no gradient, one wide head is computed by matmuls, strip by strip (`matmuls.rs`).
+//!
 //! Blocks of keys that no query of a block sees are skipped. Work is counted as if none were, since
 //! what is seen is data, and a plan has none.
 
@@ -18,6 +20,7 @@ mod cpu;
 mod cuda;
 mod fused;
 mod gpu;
+mod matmuls;
 #[cfg(test)]
 mod tests;
 
@@ -71,6 +74,11 @@ impl Tape<'_> {
     pub fn attention(&self, q: &Var, k: &Var, v: &Var, how: Attention<'_>) -> Result<Var> {
         let op = self.begin_op("attention");
         let sizes = check(&op, [q, k, v], how)?;
+        let is_trained = self.requires_grad(&[q, k, v]);
+        if !is_trained && matmuls::is_fit(op.device.kind(), sizes, how) {
+            let inputs = [q.tensor(), k.tensor(), v.tensor()];
+            return Ok(op.result(matmuls::forward(op.cx, sizes, inputs)?));
+        }
         let mut out = op.alloc(q.shape(), q.dtype())?;
         let mut logsumexp = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
         let all = [q.tensor(), k.tensor(), v.tensor(), &out];
@@ -101,7 +109,7 @@ impl Tape<'_> {
             }
         }
         let result = op.result(out);
-        if !self.requires_grad(&[q, k, v]) {
+        if !is_trained {
             return Ok(result);
         }
         self.save_extra(&op);

@@ -1,8 +1,10 @@
 //! Attention against its formula: full, causal, grouped, ragged, packed, and with distances that count.
 
 use super::Attention;
-use crate::testing::{Dual, Input, check, check_gpu, device, for_random_sizes, upload};
-use crate::{Dtype, Params, Tape, Var};
+use crate::testing::{
+    Dual, Input, check, check_forward, check_gpu, device, for_random_sizes, upload,
+};
+use crate::{Device, DeviceKind, Dtype, Params, Tape, Var};
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -284,7 +286,7 @@ fn more_tokens_than_a_block() {
 #[test]
 fn memory_grows_with_tokens_not_with_their_square() {
     let peak = |tokens: usize| {
-        let device = crate::Device::meta(crate::DeviceKind::cpu(2), usize::MAX);
+        let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
         let params = Params::default();
         let tape = Tape::training(&device, &params, 0);
         let tensor = || tape.leaf(device.zeros([1, tokens, 128], Dtype::Bf16).unwrap());
@@ -409,4 +411,28 @@ fn a_gpu_agrees_with_the_cpu_on_wide_heads() {
     for case in cases {
         check_gpu(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));
     }
+}
+
+/// By matmuls with CUDA, in strips of some queries.
+#[test]
+fn a_wide_head_needs_no_gradient() {
+    for (samples, queries, keys, d) in [(2, 9, 300, 130), (1, 70, 33, 136), (1, 1, 2000, 129)] {
+        let case = Case { samples, queries, keys, heads: 1, kv_heads: 1, d, ..CASE };
+        check_forward(&case.inputs(), 8.0, &|tape, v| case.run(tape, v), &|v| case.exact(v));
+    }
+}
+
+#[test]
+fn scores_of_a_wide_head_never_exist_whole() {
+    let peak = |queries: usize| {
+        let device = Device::meta(DeviceKind::Cuda { is_deterministic: false }, usize::MAX / 2);
+        let [q, kv] = [queries, 64]
+            .map(|tokens| Var::from(device.alloc([1, tokens, 256], Dtype::F32).unwrap()));
+        let params = Params::default();
+        let tape = Tape::inference(&device, &params, 0);
+        tape.attention(&q, &kv, &kv, Attention::full(1, 256)).unwrap();
+        device.usage().peak
+    };
+    // Queries and results alone grow with the number of queries.
+    assert_eq!(peak(2048) - peak(1024), 2 * 1024 * 256 * Dtype::F32.bytes());
 }
