@@ -231,6 +231,21 @@ fn norms() -> Vec<SelfTestCase> {
         .then(&[([6].into(), InputRole::FrozenF32), ([6].into(), InputRole::FrozenF32)])
         .frozen()
         .slack(4.0),
+        SelfTestCase::new("group norm of a large image", &[[2, 8, 128, 132].into()], |tape, v| {
+            let [weight, bias] = [v[1].tensor(), v[2].tensor()];
+            tape.group_norm(&v[0], 2, weight, bias, 1e-6, Activation::Silu)
+        })
+        .then(&[([8].into(), InputRole::FrozenF32), ([8].into(), InputRole::FrozenF32)])
+        .frozen()
+        .slack(4.0),
+        SelfTestCase::new(
+            "rms norm over channels of a large image",
+            &[[2, 37, 40, 64].into()],
+            |tape, v| tape.channel_rms_norm(&v[0], v[1].tensor(), Activation::Silu),
+        )
+        .then(&[([37].into(), InputRole::FrozenF32)])
+        .frozen()
+        .slack(4.0),
         SelfTestCase::new("rms norm over channels", &[[2, 37, 5, 7].into()], |tape, v| {
             tape.channel_rms_norm(&v[0], v[1].tensor(), Activation::Silu)
         })

@@ -2,14 +2,14 @@
 
 use super::EPSILON;
 use crate::Tensor;
-use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, WARP, arguments};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, WARP, arguments, pack};
 use crate::ops::Activation;
 
 const KERNELS: CudaSource =
     CudaSource { name: "channel_rms_norm", text: include_str!("kernel.cu") };
 
-/// Rows of blocks that a GPU can have.
-const MAX_BLOCK_ROWS: usize = 65535;
+/// Channels of a thread. Chosen: few enough that small images keep a GPU busy.
+const CHANNELS: usize = 4;
 
 pub fn forward(
     cuda: &CudaBackend,
@@ -22,8 +22,8 @@ pub fn forward(
     let &[samples, channels, height, width] = x.shape().sizes() else {
         unreachable!("checked by the op")
     };
-    let (planes, plane) = (samples * channels, height * width);
-    if planes * plane == 0 {
+    let plane = height * width;
+    if samples * channels * plane == 0 {
         return;
     }
     let variant = CudaVariant::of(&[x.dtype()]);
@@ -31,9 +31,11 @@ pub fn forward(
     let grid = LaunchConfig::blocks(samples * per_sample);
     let arguments = arguments![x, &mut *factors, channels, plane, per_sample, EPSILON];
     cuda.launch(&KERNELS, "channel_factors", variant, grid, &arguments);
-    let across = LaunchConfig::per_element(plane);
-    let down = planes.min(MAX_BLOCK_ROWS) as u32;
-    let grid = LaunchConfig { blocks: [across.blocks[0], down, 1], ..across };
-    let arguments = arguments![x, &*factors, weight, y, planes, channels, plane, activation.code()];
+    let p = pack(plane, &[x, factors, y]);
+    let across = LaunchConfig::per_element(plane / p);
+    let down = channels.div_ceil(CHANNELS) as u32;
+    let grid = LaunchConfig { blocks: [across.blocks[0], down, samples as u32], ..across };
+    let arguments = arguments![x, &*factors, weight, y, channels, plane, activation.code()];
+    let variant = variant.with_pack(p);
     cuda.launch(&KERNELS, "channel_rms_norm", variant, grid, &arguments);
 }

@@ -1,4 +1,4 @@
-// Root-mean-square norm over channels: a block finds the factors of 32 pixels, then a thread for each element applies
+// Root-mean-square norm over channels: a block finds the factors of 32 pixels, then a thread for each P pixels applies
 // them.
 
 // Every warp of a block has the same pixels, neighbours of each other, and its share of the channels.
@@ -21,14 +21,18 @@ KERNEL channel_factors(const X* x, float* factors, u32 channels, u64 plane, u32 
     factors[sample * plane + pixel] = sqrtf((float)channels) / larger(sqrtf(sum), epsilon);
 }
 
-// Blocks lie in a grid: a row of it for each plane, a thread for each pixel, so that hardly anything has to be divided.
-KERNEL channel_rms_norm(const X* x, const float* factors, const float* weight, X* y, u32 planes, u32 channels,
-                        u64 plane, int kind) {
-    u64 pixel = thread();
+// Blocks lie in a grid: a row of it for some channels, a thread for each P pixels, so that nothing has to be
+// divided.
+KERNEL channel_rms_norm(const X* x, const float* factors, const float* weight, X* y, u32 channels, u64 plane,
+                        int kind) {
+    u64 pixel = thread() * P, sample = blockIdx.z;
     if (pixel >= plane) return;
-    for (u32 at = blockIdx.y; at < planes; at += gridDim.y) {
-        u64 from = at * plane + pixel;
-        float a = to_f32(x[from]) * factors[at / channels * plane + pixel] * weight[at % channels];
-        y[from] = from_f32<X>(activation(kind, a));
+    float by[P], numbers[P];
+    load(factors + sample * plane + pixel, by);
+    for (u32 channel = blockIdx.y; channel < channels; channel += gridDim.y) {
+        u64 from = (sample * channels + channel) * plane + pixel;
+        load(x + from, numbers);
+        for (int j = 0; j < P; j++) numbers[j] = activation(kind, numbers[j] * by[j] * weight[channel]);
+        store(numbers, y + from, 0);
     }
 }
