@@ -24,13 +24,13 @@ pub fn im2col(
     first_pixel: usize,
     columns: &mut Tensor,
 ) {
-    let ([_, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
+    let ([channels, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
     let ([top, left], [_, across]) = (window.corner, window.result);
-    let (rows, pixels) = (columns.shape().rows(), columns.shape().width());
+    let pixels = columns.shape().width();
     let arguments = arguments![
         image,
         columns,
-        rows,
+        channels,
         pixels,
         first_pixel,
         height,
@@ -43,7 +43,7 @@ pub fn im2col(
         across,
     ];
     let variant = CudaVariant::of(&[image.dtype()]);
-    cuda.launch(&KERNELS, "im2col", variant, grid(rows, pixels), &arguments);
+    cuda.launch(&KERNELS, "im2col", variant, grid(channels, pixels), &arguments);
 }
 
 /// Puts a strip's sums into their place.

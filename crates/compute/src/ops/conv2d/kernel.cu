@@ -1,22 +1,25 @@
-// What a convolution needs besides matmuls. Blocks lie in a grid: a row of it for each row of the matrix, a thread for
-// each pixel, so that hardly anything has to be divided.
+// What a convolution needs besides matmuls. Blocks lie in a grid: a row of it for each channel, a thread for each
+// pixel, so that hardly anything has to be divided.
 
 // The pixel of this thread among those of a strip.
 DEVICE u32 pixel_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 // What windows see: a row for each number of the kernel, a column for each pixel.
-KERNEL im2col(const X* image, X* out, u32 rows, u32 pixels, u32 first_pixel, u32 height, u32 width, u32 kernel_height,
-              u32 kernel_width, u32 stride, u32 top, u32 left, u32 result_width) {
+KERNEL im2col(const X* image, X* out, u32 channels, u32 pixels, u32 first_pixel, u32 height, u32 width,
+              u32 kernel_height, u32 kernel_width, u32 stride, u32 top, u32 left, u32 result_width) {
     u32 at = pixel_of_thread(), pixel = at + first_pixel;
     if (at >= pixels) return;
+    // Above or left of the image these wrap around, and are beyond it too.
     u32 first_row = pixel / result_width * stride - top, first_column = pixel % result_width * stride - left;
-    for (u32 tap = blockIdx.y; tap < rows; tap += gridDim.y) {
-        u32 channel = tap / (kernel_height * kernel_width), rest = tap % (kernel_height * kernel_width);
-        // Above or left of the image these wrap around, and are beyond it too.
-        u32 row = first_row + rest / kernel_width, column = first_column + rest % kernel_width;
-        bool is_inside = row < height && column < width;
-        u64 from = ((u64)channel * height + row) * width + column;
-        out[(u64)tap * pixels + at] = is_inside ? image[from] : from_f32<X>(0.0f);
+    for (u32 channel = blockIdx.y; channel < channels; channel += gridDim.y) {
+        const X* from = image + (u64)channel * height * width;
+        X* to = out + (u64)channel * kernel_height * kernel_width * pixels + at;
+        for (u32 row = first_row; row != first_row + kernel_height; row++) {
+            for (u32 column = first_column; column != first_column + kernel_width; column++, to += pixels) {
+                bool is_inside = row < height && column < width;
+                *to = is_inside ? from[(u64)row * width + column] : from_f32<X>(0.0f);
+            }
+        }
     }
 }
 
