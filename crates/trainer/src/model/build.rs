@@ -405,7 +405,9 @@ impl WeightSource for RandomWeights {
                 RandomSequence::new(self.seed, self.sequence),
             )
         };
-        let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
+        let ends = ["weight", "gamma"];
+        let is_norm =
+            want.role == TensorRole::Vector && ends.iter().any(|end| want.name.ends_with(end));
         let make = || -> compute::Result<Tensor> {
             if is_norm {
                 device.upload(want.shape, &vec![1.0f32; want.shape.elements()])
