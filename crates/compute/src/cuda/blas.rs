@@ -45,6 +45,7 @@ functions! {
 pub(crate) const WORKSPACE: usize = 4 << 20;
 
 const COMPUTE_32F: c_int = 68;
+const COMPUTE_32F_FAST_TF32: c_int = 77;
 const R_32F: c_int = 0;
 const TRANSPOSE_A: c_int = 3;
 const TRANSPOSE_B: c_int = 4;
@@ -90,6 +91,8 @@ pub(crate) struct Gemm {
     /// Of both operands.
     pub factors: Dtype,
     pub out: Dtype,
+    /// Whether f32 factors may be rounded to the 11 bits of TF32, for the tensor cores.
+    pub allows_tf32: bool,
     pub add: bool,
     pub epilogue: Epilogue,
 }
@@ -245,10 +248,11 @@ impl Blas {
     /// Describes a matmul and chooses an algorithm.
     fn plan(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<GemmPlan> {
         let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
+        let compute = if gemm.allows_tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
         let mut description = null_mut();
         // SAFETY: writes one handle.
         let status = unsafe {
-            (self.functions.cublasLtMatmulDescCreate)(&raw mut description, COMPUTE_32F, R_32F)
+            (self.functions.cublasLtMatmulDescCreate)(&raw mut description, compute, R_32F)
         };
         check("cublasLtMatmulDescCreate", status)?;
         self.set(description, TRANSPOSE_A, &c_int::from(right_t))?;

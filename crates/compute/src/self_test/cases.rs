@@ -14,6 +14,8 @@ pub(super) struct SelfTestCase {
     pub run: CaseFn,
     /// How much further off it may be than most.
     pub slack: f64,
+    /// Whether it allows CUDA to round f32 factors to TF32.
+    pub allows_tf32: bool,
 }
 
 type CaseFn = Box<dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>>;
@@ -49,7 +51,7 @@ impl SelfTestCase {
         run: impl Fn(&Tape<'_>, &[Var]) -> Result<Var> + 'static,
     ) -> Self {
         let inputs = shapes.iter().map(|shape| (*shape, InputRole::Trained)).collect();
-        Self { name, inputs, run: Box::new(run), slack: 1.0 }
+        Self { name, inputs, run: Box::new(run), slack: 1.0, allows_tf32: false }
     }
 
     /// Inputs after the first so many have these roles.
@@ -72,6 +74,10 @@ impl SelfTestCase {
 
     fn slack(self, slack: f64) -> Self {
         Self { slack, ..self }
+    }
+
+    fn with_tf32(self) -> Self {
+        Self { allows_tf32: true, ..self }
     }
 }
 
@@ -180,16 +186,19 @@ fn attentions() -> [SelfTestCase; 2] {
 /// One head without gradient, as in VAEs; the last has more queries than a strip of them.
 fn wide_heads() -> impl Iterator<Item = SelfTestCase> {
     let cases = [
-        ("attention of a head of 512", [2, 150, 133, 512]),
-        ("attention of a head of 384", [1, 64, 64, 384]),
-        ("attention of a wide head in strips", [2, 4133, 9, 136]),
+        ("attention of a head of 512", [2, 150, 133, 512], false),
+        ("attention of a head of 384", [1, 64, 64, 384], false),
+        ("attention of a wide head with tf32", [2, 96, 120, 512], true),
+        ("attention of a wide head in strips", [2, 4133, 9, 136], false),
     ];
-    cases.into_iter().map(|(name, [samples, queries, keys, d])| {
+    cases.into_iter().map(|(name, [samples, queries, keys, d], allows_tf32)| {
         let (q, kv) = ([samples, queries, d].into(), [samples, keys, d].into());
         let run = move |tape: &Tape<'_>, v: &[Var]| {
-            tape.attention(&v[0], &v[1], &v[2], Attention::full(1, d))
+            let how = Attention { allows_tf32, ..Attention::full(1, d) };
+            tape.attention(&v[0], &v[1], &v[2], how)
         };
-        SelfTestCase::new(name, &[q, kv, kv], run).frozen().slack(4.0)
+        let case = SelfTestCase::new(name, &[q, kv, kv], run).frozen().slack(4.0);
+        SelfTestCase { allows_tf32, ..case }
     })
 }
 
@@ -302,6 +311,14 @@ fn images() -> Vec<SelfTestCase> {
         })
         .then(&[([5, 3, 3, 3].into(), InputRole::FrozenF32), ([5].into(), InputRole::FrozenF32)])
         .slack(4.0),
+        SelfTestCase::new("convolution with tf32", &[[2, 16, 24, 40].into()], |tape, v| {
+            let (weight, bias) = (v[1].tensor(), Some(v[2].tensor()));
+            let layer = Conv2d { bias, padding: [1; 4], ..Conv2d::new(weight) };
+            tape.conv2d(&v[0], Conv2d { allows_tf32: true, ..layer })
+        })
+        .then(&[([64, 16, 3, 3].into(), InputRole::FrozenF32), ([64].into(), InputRole::FrozenF32)])
+        .slack(4.0)
+        .with_tf32(),
         SelfTestCase::new("noise", &[image], noise)
             .then(&[
                 (image, InputRole::FrozenF32),

@@ -136,6 +136,8 @@ pub struct ModelBuilder<'a> {
     block: Option<usize>,
     /// Whether the model's output does not depend on what is being built.
     is_unused: bool,
+    /// Whether CUDA may round f32 factors to TF32.
+    allows_tf32: bool,
 }
 
 impl<'a> ModelBuilder<'a> {
@@ -147,7 +149,8 @@ impl<'a> ModelBuilder<'a> {
         adapters: &'a mut Adapters,
     ) -> Self {
         let (prefix, block) = (String::new(), None);
-        Self { device, precision, source, adapters, prefix, block, is_unused: false }
+        let (is_unused, allows_tf32) = (false, false);
+        Self { device, precision, source, adapters, prefix, block, is_unused, allows_tf32 }
     }
 
     /// For the parts below `name`.
@@ -166,6 +169,7 @@ impl<'a> ModelBuilder<'a> {
             prefix: self.prefix.clone(),
             block: self.block,
             is_unused,
+            allows_tf32: self.allows_tf32,
         }
     }
 
@@ -186,6 +190,17 @@ impl<'a> ModelBuilder<'a> {
     /// The model's offloaded blocks, if any.
     pub fn block_swap(&self) -> Option<BlockSwap> {
         self.source.block_swap().cloned()
+    }
+
+    /// Lets CUDA round f32 factors to TF32 in layers that ask for [`ModelBuilder::allows_tf32`].
+    pub fn allow_tf32(&mut self) -> &mut Self {
+        self.allows_tf32 = true;
+        self
+    }
+
+    /// Whether CUDA may do so.
+    pub fn allows_tf32(&self) -> bool {
+        self.allows_tf32
     }
 
     /// The model's device.

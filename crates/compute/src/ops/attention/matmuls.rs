@@ -35,7 +35,12 @@ pub fn is_fit(kind: DeviceKind, sizes: AttentionSizes, how: Attention<'_>) -> bo
         && (sees_all && is_some && sizes.heads == 1 && sizes.d > NARROW)
 }
 
-pub fn forward(cx: OpContext<'_>, sizes: AttentionSizes, inputs: [&Tensor; 3]) -> Result<Tensor> {
+pub fn forward(
+    cx: OpContext<'_>,
+    sizes: AttentionSizes,
+    how: Attention<'_>,
+    inputs: [&Tensor; 3],
+) -> Result<Tensor> {
     let AttentionSizes { samples, queries, keys, d, dtype, .. } = sizes;
     let [q, k, v] = inputs;
     let shape = q.shape();
@@ -47,7 +52,7 @@ pub fn forward(cx: OpContext<'_>, sizes: AttentionSizes, inputs: [&Tensor; 3]) -
         let first = sample * queries;
         for from in (first..first + queries).step_by(most) {
             let strip = from..(first + queries).min(from + most);
-            attend(cx, sizes.scale, &q.narrow(strip.clone()), [&k, &v], &mut out, strip)?;
+            attend(cx, how, &q.narrow(strip.clone()), [&k, &v], &mut out, strip)?;
         }
     }
     Ok(out.into_shape(shape))
@@ -56,7 +61,7 @@ pub fn forward(cx: OpContext<'_>, sizes: AttentionSizes, inputs: [&Tensor; 3]) -
 /// A strip of queries, whose results are these rows of `out`.
 fn attend(
     cx: OpContext<'_>,
-    scale: f32,
+    Attention { scale, allows_tf32, .. }: Attention<'_>,
     q: &Tensor,
     [k, v]: [&Tensor; 2],
     out: &mut Tensor,
@@ -64,13 +69,15 @@ fn attend(
 ) -> Result<()> {
     let mut scores = cx.workspace([rows.len(), k.shape().rows()], Dtype::F32)?;
     let by_keys = Matmul { scale, ..Matmul::new(q, Operand::from(k).t()) };
-    FusedMatmul::new(&[by_keys], &mut scores).run(cx)?;
+    FusedMatmul { allows_tf32, ..FusedMatmul::new(&[by_keys], &mut scores) }.run(cx)?;
     cx.count("row softmax", FLOPS * scores.shape().elements(), &[&scores, &scores]);
     if let Backend::Cuda(cuda) = cx.backend() {
         softmax(cuda, &mut scores);
     }
     let by_values = Matmul::new(&scores, v.into());
-    out.with_range_mut(rows, |out| FusedMatmul::new(&[by_values], out).run(cx))
+    out.with_range_mut(rows, |out| {
+        FusedMatmul { allows_tf32, ..FusedMatmul::new(&[by_values], out) }.run(cx)
+    })
 }
 
 /// Softmax of each row, in place.

@@ -51,6 +51,8 @@ pub struct Attention<'a> {
     /// What is added to scale·q·k by the distance of key and query, f32
     /// [heads, queries + keys - 1]: the number at key - query + queries - 1. Frozen, and finite.
     pub relative_bias: Option<&'a Tensor>,
+    /// Whether CUDA may round f32 factors of matmuls to TF32, where it computes by matmuls.
+    pub allows_tf32: bool,
 }
 
 impl Attention<'_> {
@@ -65,6 +67,7 @@ impl Attention<'_> {
             key_lengths: None,
             first_keys: None,
             relative_bias: None,
+            allows_tf32: false,
         }
     }
 }
@@ -77,7 +80,7 @@ impl Tape<'_> {
         let is_trained = self.requires_grad(&[q, k, v]);
         if !is_trained && matmuls::is_fit(op.device.kind(), sizes, how) {
             let inputs = [q.tensor(), k.tensor(), v.tensor()];
-            return Ok(op.result(matmuls::forward(op.cx, sizes, inputs)?));
+            return Ok(op.result(matmuls::forward(op.cx, sizes, how, inputs)?));
         }
         let mut out = op.alloc(q.shape(), q.dtype())?;
         let mut logsumexp = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;

@@ -41,13 +41,15 @@ pub struct Conv2d<'a> {
     pub padding: [usize; 4],
     /// Applied to the result.
     pub activation: Activation,
+    /// Whether CUDA may round f32 factors to TF32, as PyTorch does in convolutions.
+    pub allows_tf32: bool,
 }
 
 impl<'a> Conv2d<'a> {
     /// Every window that fits into the image, and nothing else.
     pub fn new(weight: &'a Tensor) -> Self {
         let activation = Activation::None;
-        Self { weight, bias: None, stride: 1, padding: [0; 4], activation }
+        Self { weight, bias: None, stride: 1, padding: [0; 4], activation, allows_tf32: false }
     }
 }
 
@@ -59,6 +61,9 @@ const STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 const CUDA_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 /// The same on any other GPU, which has less memory and slower matmuls.
 const GPU_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
+/// Pixels of a strip with CUDA are a multiple of this. Chosen: rows of columns then begin where tensor cores read them,
+/// and tiles of the matmul are full.
+const CUDA_STRIP_MULTIPLE: usize = if cfg!(test) { 8 } else { 256 };
 
 fn strip_bytes(kind: DeviceKind) -> usize {
     match kind {
@@ -189,7 +194,13 @@ impl ConvWindow {
     /// How many pixels to compute at a time.
     fn strip_pixels(&self, kind: DeviceKind, outputs: usize, dtype: Dtype) -> usize {
         let bytes = self.taps() * dtype.bytes() + outputs * Dtype::F32.bytes();
-        (strip_bytes(kind) / bytes.max(1)).max(1)
+        let pixels = (strip_bytes(kind) / bytes.max(1)).max(1);
+        match kind {
+            DeviceKind::Cuda { .. } if pixels > CUDA_STRIP_MULTIPLE => {
+                pixels / CUDA_STRIP_MULTIPLE * CUDA_STRIP_MULTIPLE
+            }
+            _ => pixels,
+        }
     }
 
     /// What the windows of some pixels see, a column for each.
@@ -233,7 +244,9 @@ impl ConvStrip {
     ) -> Result<()> {
         let shape = [self.channels.len(), self.pixels.len()];
         let mut sums = cx.workspace(shape, Dtype::F32)?;
-        FusedMatmul::new(&[Matmul::new(weight, columns.into())], &mut sums).run(cx)?;
+        let matmuls = [Matmul::new(weight, columns.into())];
+        let allows_tf32 = layer.allows_tf32;
+        FusedMatmul { allows_tf32, ..FusedMatmul::new(&matmuls, &mut sums) }.run(cx)?;
         let work = FLOPS * sums.shape().elements();
         cx.count("conv2d finish", work, &[&sums]);
         match cx.backend() {

@@ -74,10 +74,11 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     }
     let workspace_layout = MatmulWorkspace::new(&work, workspace.address_mut());
     let (last, first) = work.matmuls.split_first().expect("there is something to multiply");
-    let out = work.out.dtype();
+    let (out, allows_tf32) = (work.out.dtype(), work.allows_tf32);
     let epilogue = epilogue(&work);
     let is_added = work.add || work.onto.is_some();
-    let gemm = Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out) };
+    let gemm =
+        Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out, allows_tf32) };
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work
         .bias
@@ -94,7 +95,7 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     }
     let mut onto = work.onto;
     for (index, matmul) in first.iter().enumerate() {
-        let gemm = Gemm { add: is_added || index > 0, ..plain(matmul, out) };
+        let gemm = Gemm { add: is_added || index > 0, ..plain(matmul, out, allows_tf32) };
         workspace_layout.run(cuda, matmul, onto.take(), work.out, gemm, [0, 0]);
     }
     workspace_layout.run(cuda, last, onto, work.out, gemm, [bias, kept]);
@@ -107,15 +108,17 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     }
 }
 
-fn plain(matmul: &Matmul<'_>, out: Dtype) -> Gemm {
+fn plain(matmul: &Matmul<'_>, out: Dtype, allows_tf32: bool) -> Gemm {
     let Matmul { left, right, .. } = matmul;
+    let factors = operand_dtype(matmul, out);
     Gemm {
         rows: left.rows(),
         columns: right.columns(),
         inner: left.columns(),
         is_transposed: [left.transposed, right.transposed],
-        factors: operand_dtype(matmul, out),
+        factors,
         out,
+        allows_tf32: allows_tf32 && factors == Dtype::F32,
         add: false,
         epilogue: Epilogue::Nothing,
     }

@@ -119,6 +119,8 @@ pub(crate) struct FusedMatmul<'a> {
     pub add: bool,
     /// What else to add to; of the shape and dtype of `out`. Not with an activation.
     pub onto: Option<&'a Tensor>,
+    /// Whether CUDA may round f32 factors to TF32.
+    pub allows_tf32: bool,
 }
 
 impl<'a> FusedMatmul<'a> {
@@ -133,6 +135,7 @@ impl<'a> FusedMatmul<'a> {
             out,
             add: false,
             onto: None,
+            allows_tf32: false,
         }
     }
 

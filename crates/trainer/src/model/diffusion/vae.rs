@@ -170,27 +170,29 @@ impl Vae {
         &self.part.catalog
     }
 
-    /// Loads the decoder.
+    /// Loads the decoder, which uses TF32 with CUDA.
     pub fn load_decoder(
         &self,
         device: &Device,
         precision: Precision,
         tick: BytesDoneFn<'_>,
     ) -> Result<VaeDecoder> {
-        let build = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&self.part.config, build);
+        let build =
+            |build: &mut ModelBuilder<'_>| VaeDecoder::new(&self.part.config, build.allow_tf32());
         let files = self.find(build)?;
         files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 
-    /// Loads the encoder. Its weights are checked here and not when the pipeline is opened: sampling does
-    /// not need them.
+    /// Loads the encoder, which uses TF32 with CUDA. Its weights are checked here and not when the pipeline is opened:
+    /// sampling does not need them.
     pub fn load_encoder(
         &self,
         device: &Device,
         precision: Precision,
         tick: BytesDoneFn<'_>,
     ) -> Result<VaeEncoder> {
-        let build = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&self.part.config, build);
+        let build =
+            |build: &mut ModelBuilder<'_>| VaeEncoder::new(&self.part.config, build.allow_tf32());
         let files = self.find(build)?;
         files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }

@@ -111,6 +111,7 @@ pub(super) fn resnets(
 pub(super) struct VaeConv {
     weight: Tensor,
     bias: Tensor,
+    allows_tf32: bool,
 }
 
 impl VaeConv {
@@ -122,11 +123,13 @@ impl VaeConv {
     ) -> Result<Self> {
         let weight = build.array(format!("{name}.weight"), [outputs, inputs, size, size])?;
         let bias = build.vector(format!("{name}.bias"), outputs)?;
-        Ok(Self { weight: weight.into_tensor(), bias: bias.into_tensor() })
+        let [weight, bias] = [weight, bias].map(Var::into_tensor);
+        Ok(Self { weight, bias, allows_tf32: build.allows_tf32() })
     }
 
     fn layer(&self) -> Conv2d<'_> {
-        Conv2d { bias: Some(&self.bias), ..Conv2d::new(&self.weight) }
+        let (bias, allows_tf32) = (Some(&self.bias), self.allows_tf32);
+        Conv2d { bias, allows_tf32, ..Conv2d::new(&self.weight) }
     }
 
     /// 3x3, to the same size.
@@ -278,6 +281,7 @@ struct PixelAttention {
     k: LinearLayer,
     v: LinearLayer,
     out: LinearLayer,
+    allows_tf32: bool,
 }
 
 impl PixelAttention {
@@ -293,6 +297,7 @@ impl PixelAttention {
             k: b.linear_unquantised("to_k", width, width)?,
             v: b.linear_unquantised("to_v", width, width)?,
             out: b.linear_unquantised(names.out, width, width)?,
+            allows_tf32: b.allows_tf32(),
         })
     }
 
@@ -305,7 +310,9 @@ impl PixelAttention {
         let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
         let v = self.v.forward(tape, &h)?;
         drop(h);
-        let h = tape.attention(&q, &k, &v, Attention::full(1, channels))?;
+        let allows_tf32 = self.allows_tf32;
+        let how = Attention { allows_tf32, ..Attention::full(1, channels) };
+        let h = tape.attention(&q, &k, &v, how)?;
         let h = self.out.forward(tape, &h)?;
         let h = tape.unpatchify(&h, [height, width], 1, PatchOrder::ChannelsFirst)?;
         tape.add(x, &h)
