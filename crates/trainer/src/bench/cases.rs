@@ -23,7 +23,7 @@ use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::vae::{KlVaeConfig, VaeDecoder, VaeEncoder, kl};
+use crate::model::vae::{KlVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder, kl};
 use crate::objective::flow::Timestep;
 
 /// A benchmark.
@@ -51,6 +51,10 @@ pub enum BenchCase {
     Flux1Dev,
     /// The same on Qwen-Image.
     QwenImage,
+    /// An image of 1024 pixels a side to latents, by SD3's autoencoder.
+    VaeEncode1024,
+    /// The same by Qwen-Image's.
+    QwenVaeEncode1024,
 }
 
 /// How a transformer is trained.
@@ -81,7 +85,14 @@ impl BenchCase {
     ];
 
     /// Those of full size.
-    pub const FULL: [Self; 4] = [Self::Sd3Medium, Self::Sd35Large, Self::Flux1Dev, Self::QwenImage];
+    pub const FULL: [Self; 6] = [
+        Self::Sd3Medium,
+        Self::Sd35Large,
+        Self::Flux1Dev,
+        Self::QwenImage,
+        Self::VaeEncode1024,
+        Self::QwenVaeEncode1024,
+    ];
 
     /// As it is called on the command line.
     pub fn name(self) -> &'static str {
@@ -97,6 +108,8 @@ impl BenchCase {
             Self::Sd35Large => "sd3.5-large",
             Self::Flux1Dev => "flux1-dev",
             Self::QwenImage => "qwen-image",
+            Self::VaeEncode1024 => "vae-encode-1024",
+            Self::QwenVaeEncode1024 => "qwen-vae-encode-1024",
         }
     }
 
@@ -107,13 +120,13 @@ impl BenchCase {
         dtype: Dtype,
         settings: BenchSettings,
     ) -> Result<PreparedBench> {
-        let mut adapters = match self {
-            Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
-            _ => Adapters::random_init(targets(), Vec::new(), SEED),
-        };
         let BenchSettings { offload, quantise, .. } = settings;
         let precision = Precision { offload, base: quantise, ..Precision::plain(dtype) };
         let transformer = self.transformer();
+        let mut adapters = match &transformer {
+            Some(_) => Adapters::random_init(targets(), Vec::new(), SEED),
+            None => Adapters::none(),
+        };
         let mut source = match &transformer {
             Some(case) => {
                 let all = case.config.tensor_specs()?;
@@ -138,12 +151,13 @@ impl BenchCase {
             }
             Self::ClipL => BenchWork::Clip(ClipTextModel::new(&clip_l(), build)?),
             Self::T5 => BenchWork::T5(T5Encoder::new(&t5_config(), build)?),
-            Self::VaeEncode => BenchWork::Encode(
-                kl::encoder(&autoencoder(), build)?,
-                normal(&[1, 3, IMAGE, IMAGE])?,
-            ),
+            Self::VaeEncode | Self::VaeEncode1024 | Self::QwenVaeEncode1024 => {
+                let (vae, side) = self.encoder();
+                let encoder = VaeEncoder::new(&vae, build.allow_tf32())?;
+                BenchWork::Encode(encoder, normal(&[1, 3, side, side])?)
+            }
             Self::VaeDecode => BenchWork::Decode(
-                kl::decoder(&autoencoder(), build)?,
+                kl::decoder(&autoencoder(), build.allow_tf32())?,
                 normal(&[1, 16, IMAGE / 8, IMAGE / 8])?,
             ),
         };
@@ -169,7 +183,16 @@ impl BenchCase {
             Self::Sd35Large => Some(TransformerCase::sd3(sd35_large(), 128)),
             Self::Flux1Dev => Some(TransformerCase::flux(flux1_dev(), 128)),
             Self::QwenImage => Some(TransformerCase::qwen_image(qwen_image(), 128)),
-            Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => None,
+            _ => None,
+        }
+    }
+
+    /// The autoencoder that encodes, and the pixels along a side of its image.
+    fn encoder(self) -> (VaeConfig, usize) {
+        match self {
+            Self::VaeEncode1024 => (autoencoder().into(), LARGE_IMAGE),
+            Self::QwenVaeEncode1024 => (QwenImageVaeConfig::published().into(), LARGE_IMAGE),
+            _ => (autoencoder().into(), IMAGE),
         }
     }
 }
@@ -228,6 +251,8 @@ const SEED: u64 = 1;
 const RANK: usize = 16;
 /// Pixels along a side of the autoencoder's image.
 const IMAGE: usize = 256;
+/// The same of a large one.
+const LARGE_IMAGE: usize = 1024;
 /// Prompt tokens as SD3 sees them.
 const SD3_PROMPT: usize = 333;
 /// The same of FLUX.1 dev.
