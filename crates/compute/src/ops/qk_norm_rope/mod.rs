@@ -18,6 +18,7 @@ mod tests;
 pub use rope::{Rope, RopeAxis, RopePairs, rope_table};
 
 use super::inputs;
+use super::tokens::check_parts;
 use crate::backward::{BackwardPass, GradientSlot};
 use crate::cpu::sums::n_row_blocks;
 use crate::device::{Backend, DeviceKind};
@@ -25,7 +26,7 @@ use crate::gpu::columns::row_shares;
 use crate::op::{Op, OpContext};
 use crate::tape::Tape;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
-use crate::{Dtype, Result, Tensor};
+use crate::{Dtype, Result, Shape, Tensor};
 
 /// What is done to each head.
 #[derive(Clone, Copy)]
@@ -70,6 +71,75 @@ impl Tape<'_> {
         let record = QkNormRopeBackward { norm, source: x.grad_target(), form };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
+}
+
+impl Tape<'_> {
+    /// The heads of several streams, each as by [`Tape::qk_norm_rope`], as the tokens of one tensor. Of one sample with
+    /// frozen norms nothing is copied, in forward and in backward.
+    pub fn qk_norm_rope_concat(&self, streams: &[(&Var, QkNormRope<'_>)]) -> Result<Var> {
+        let is_in_place = |(x, heads): &(&Var, QkNormRope<'_>)| {
+            let is_frozen = heads.norm.is_none_or(|(weight, _)| weight.grad_target().is_none());
+            let is_one = x.shape().sizes().first() == Some(&1);
+            let is_any = heads.norm.is_some() || heads.rope.is_some();
+            is_one && is_frozen && x.remat.is_none() && is_any
+        };
+        if !streams.iter().all(is_in_place) {
+            let each = streams.iter().map(|(x, heads)| self.qk_norm_rope(x, *heads));
+            let each = each.collect::<Result<Vec<Var>>>()?;
+            return self.concat_tokens(&each.iter().collect::<Vec<_>>());
+        }
+        let op = self.begin_op("qk_norm_rope_concat");
+        let inputs: Vec<&Var> = streams.iter().map(|(x, _)| *x).collect();
+        let shape = check_parts(&op, &inputs)?;
+        let forms = streams.iter().map(|(x, heads)| check(&op, x, *heads));
+        let forms = forms.collect::<Result<Vec<_>>>()?;
+        let mut y = op.alloc([shape.rows(), shape.width()], inputs[0].dtype())?;
+        let mut first = 0;
+        for ((x, heads), form) in streams.iter().zip(&forms) {
+            let rows = first..first + x.shape().rows();
+            first = rows.end;
+            let weight = heads.norm.map(|(weight, _)| weight.tensor());
+            y.with_range_mut(rows, |y| forward_into(op.cx, x.tensor(), weight, form, y));
+        }
+        let result = op.result(y.into_shape(shape));
+        if !self.requires_grad(&inputs) {
+            return Ok(result);
+        }
+        let stream = |((x, heads), form): (&(&Var, QkNormRope<'_>), QkNormRopeConfig)| {
+            let saved = |(weight, _): (&Var, f32)| SavedNorm {
+                x: self.save_for_backward(x),
+                weight: self.save_for_backward(weight),
+                source: None,
+            };
+            let (norm, source) = (heads.norm.map(saved), x.grad_target());
+            (x.shape(), QkNormRopeBackward { norm, source, form })
+        };
+        let saved: Vec<_> = streams.iter().zip(forms).map(stream).collect();
+        Ok(self.record(result, move |back, gradient| backward_of_all(back, saved, gradient)))
+    }
+}
+
+/// Each stream's gradient is a part of the whole, in place.
+fn backward_of_all(
+    back: &mut BackwardPass<'_>,
+    streams: Vec<(Shape, QkNormRopeBackward)>,
+    gradient: Tensor,
+) -> Result<()> {
+    let (cx, shape) = (back.cx, gradient.shape());
+    let mut gradient = gradient.into_unique()?.into_shape([shape.rows(), shape.width()].into());
+    let (mut first, mut parts) = (0, Vec::new());
+    for (shape, QkNormRopeBackward { norm, source, form }) in streams {
+        let rows = first..first + shape.rows();
+        first = rows.end;
+        let norm = norm.map(|norm| Ok((norm.x.get(cx)?, norm.weight.get(cx)?))).transpose()?;
+        gradient.with_range_mut(rows.clone(), |part| {
+            backward_into(cx, norm.as_ref(), &form, part, None);
+        });
+        parts.push((source, rows, shape));
+    }
+    parts.into_iter().try_for_each(|(source, rows, shape)| {
+        back.pass(source, gradient.narrow(rows).into_shape(shape))
+    })
 }
 
 /// Checks all shapes and dtypes.
@@ -124,14 +194,24 @@ fn forward(
     form: &QkNormRopeConfig,
 ) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
-    cx.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, &y]);
+    forward_into(cx, x, weight, form, &mut y);
+    Ok(y)
+}
+
+fn forward_into(
+    cx: OpContext<'_>,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    form: &QkNormRopeConfig,
+    y: &mut Tensor,
+) {
+    cx.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, y]);
     match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(backend) => cpu::forward(backend, x, weight, form, &mut y),
-        Backend::Cuda(backend) => cuda::forward(backend, x, weight, form, &mut y),
-        Backend::Gpu(backend) => gpu::forward(backend, x, weight, form, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, x, weight, form, y),
+        Backend::Cuda(backend) => cuda::forward(backend, x, weight, form, y),
+        Backend::Gpu(backend) => gpu::forward(backend, x, weight, form, y),
     }
-    Ok(y)
 }
 
 struct QkNormRopeBackward {
@@ -164,19 +244,30 @@ impl QkNormRopeBackward {
         if let (Some((x, _)), Some(of_weight)) = (norm, &mut of_weight) {
             weight_gradient(cx, x, &gradient, form, of_weight);
         }
-        let mut tensors = vec![&gradient, &gradient];
-        tensors.extend(norm.map(|(x, _)| x));
-        cx.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
-        match cx.backend() {
-            Backend::Meta => {}
-            Backend::Cpu(backend) => cpu::backward(backend, norm, form, &mut gradient),
-            Backend::Cuda(backend) => cuda::backward(backend, norm, form, &mut gradient),
-            Backend::Gpu(backend) => gpu::backward(backend, norm, form, &mut gradient, of_weight),
-        }
+        backward_into(cx, norm, form, &mut gradient, of_weight);
         if let Some(slot) = slot {
             back.put(slot);
         }
         back.pass(self.source, gradient)
+    }
+}
+
+/// Turns the gradient of the result into that of x, in place.
+fn backward_into(
+    cx: OpContext<'_>,
+    norm: Option<&(Tensor, Tensor)>,
+    form: &QkNormRopeConfig,
+    gradient: &mut Tensor,
+    of_weight: Option<(&mut Tensor, &mut GradientSlot)>,
+) {
+    let mut tensors = vec![&*gradient, &*gradient];
+    tensors.extend(norm.map(|(x, _)| x));
+    cx.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
+    match cx.backend() {
+        Backend::Meta => {}
+        Backend::Cpu(backend) => cpu::backward(backend, norm, form, gradient),
+        Backend::Cuda(backend) => cuda::backward(backend, norm, form, gradient),
+        Backend::Gpu(backend) => gpu::backward(backend, norm, form, gradient, of_weight),
     }
 }
 

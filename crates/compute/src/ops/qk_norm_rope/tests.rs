@@ -315,3 +315,34 @@ fn a_gpu_agrees_with_the_cpu_on_wide_heads() {
         }
     }
 }
+
+/// Streams of other lengths, one with a norm that is trained or frozen, one without a rotation. In place, and of several
+/// samples.
+#[test]
+fn streams_are_put_together() {
+    for samples in [1, 2] {
+        for is_frozen in [true, false] {
+            let first = Case::new([samples, 5, 2, 6]);
+            let second = Case { pairs: None, ..Case::new([samples, 3, 2, 6]) };
+            let [x, weight] = first.inputs();
+            let inputs = [x, if is_frozen { weight.frozen() } else { weight }];
+            let inputs = [&inputs[..], &second.inputs().map(Input::frozen)].concat();
+            let op = |tape: &Tape<'_>, v: &[Var]| {
+                let table = tape.device().upload([5, 6], &first.table.1)?;
+                let rope = Some(Rope { table: &table, pairs: RopePairs::Interleaved });
+                let heads = |weight, rope| QkNormRope {
+                    n_heads: 2,
+                    norm: Some((weight, EPSILON as f32)),
+                    rope,
+                };
+                let streams = [(&v[0], heads(&v[1], rope)), (&v[2], heads(&v[3], None))];
+                tape.qk_norm_rope_concat(&streams)
+            };
+            check(&inputs, 4.0, &op, &|v| {
+                let (a, b) = (first.exact(&v[..2]), second.exact(&v[2..]));
+                let parts = a.chunks(5 * 12).zip(b.chunks(3 * 12));
+                parts.flat_map(|(a, b)| [a, b].concat()).collect()
+            });
+        }
+    }
+}

@@ -82,7 +82,7 @@ impl Tape<'_> {
 }
 
 /// Checks that the parts differ in their tokens only; returns the shape of the whole.
-fn check_parts(op: &Op<'_>, parts: &[&Var]) -> Result<Shape> {
+pub(super) fn check_parts(op: &Op<'_>, parts: &[&Var]) -> Result<Shape> {
     let Some(first) = parts.first() else {
         let (expected, got) = ("1 or more".into(), "0".into());
         return Err(ComputeError::Range { op: op.name, what: "number of parts", expected, got });
@@ -107,7 +107,12 @@ fn remat(held: Vec<(SavedTensor, Vec<usize>)>, shape: Shape) -> Remat {
     })
 }
 
+/// Of one sample a part shares the memory of the whole.
 fn split(cx: OpContext<'_>, x: &Tensor, first: usize, shape: Shape) -> Result<Tensor> {
+    if shape.sizes()[0] == 1 {
+        let rows = x.reshape([x.shape().rows(), x.shape().width()]);
+        return Ok(rows.narrow(first..first + shape.rows()).into_shape(shape));
+    }
     let mut part = cx.alloc(shape, x.dtype())?;
     copy(cx, x, &mut part, TokenSpan { from: first, to: 0, count: shape.sizes()[1] });
     Ok(part)

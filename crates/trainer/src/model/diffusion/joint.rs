@@ -245,9 +245,13 @@ impl JointBlock {
         let of_prompt = QkvOptions { rope: positions.prompt.as_ref(), recomputes_queries: false };
         // One after the other, so that only one part is in memory beside the concatenation.
         let both = |index: usize| {
-            let image = self.image.forward(tape, &h, index, options)?;
-            let context = self.context.forward(tape, &prompt, index, of_prompt)?;
-            tape.concat_tokens(&[&image, &context])
+            let image = self.image.project(tape, &h, index, options)?;
+            let context = self.context.project(tape, &prompt, index, of_prompt)?;
+            let [norm, context_norm] =
+                [&self.image, &self.context].map(|stream| stream.norm(tape, index));
+            let image = (&image, self.image.heads(index, norm.as_ref(), options));
+            let context = (&context, self.context.heads(index, context_norm.as_ref(), of_prompt));
+            tape.qk_norm_rope_concat(&[image, context])
         };
         let (q, k, v) = (both(0)?, both(1)?, both(2)?);
         drop((h, prompt));
@@ -296,19 +300,41 @@ impl QkvProjections {
         tape: &Tape<'_>,
         x: &Var,
         index: usize,
-        QkvOptions { rope, recomputes_queries }: QkvOptions<'_>,
+        options: QkvOptions<'_>,
     ) -> compute::Result<Var> {
-        let y = self.layers[index].forward_recomputed(tape, x, recomputes_queries && index == 0)?;
-        // Values are neither normed nor rotated.
-        let norm = self.norms.as_ref().and_then(|norms| norms.get(index));
-        let rope =
-            rope.filter(|_| index < 2).map(|table| Rope { table, pairs: RopePairs::Interleaved });
-        if norm.is_none() && rope.is_none() {
-            return Ok(y);
-        }
-        let weight = norm.map(|norm| norm.var(tape));
-        let norm = weight.as_ref().map(|weight| (weight, EPSILON));
-        tape.qk_norm_rope(&y, QkNormRope { n_heads: self.n_heads, norm, rope })
+        let y = self.project(tape, x, index, options)?;
+        let norm = self.norm(tape, index);
+        tape.qk_norm_rope(&y, self.heads(index, norm.as_ref(), options))
+    }
+
+    /// The same before norm and rotation.
+    fn project(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        index: usize,
+        options: QkvOptions<'_>,
+    ) -> compute::Result<Var> {
+        let is_recomputed = options.recomputes_queries && index == 0;
+        self.layers[index].forward_recomputed(tape, x, is_recomputed)
+    }
+
+    /// The weight of the norm; values have none.
+    fn norm(&self, tape: &Tape<'_>, index: usize) -> Option<Var> {
+        Some(self.norms.as_ref()?.get(index)?.var(tape))
+    }
+
+    /// What is done to the heads. Values are neither normed nor rotated.
+    fn heads<'a>(
+        &self,
+        index: usize,
+        norm: Option<&'a Var>,
+        QkvOptions { rope, .. }: QkvOptions<'a>,
+    ) -> QkNormRope<'a> {
+        let rope = rope.filter(|_| index < 2);
+        let rope = rope.map(|table| Rope { table, pairs: RopePairs::Interleaved });
+        let norm = norm.map(|weight| (weight, EPSILON));
+        QkNormRope { n_heads: self.n_heads, norm, rope }
     }
 }
 
