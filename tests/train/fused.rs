@@ -12,6 +12,7 @@ use crate::text;
 const FULL: &str = "adapter.kind=full";
 const FUSED: &str = "train.fused_backward_pass=true";
 const NOT_FUSED: &str = "train.fused_backward_pass=false";
+const BF16: &str = "train.weight_dtype=bf16";
 
 /// The state of a run's last checkpoint: parameters, optimizer and EMA.
 fn state(run: &Path) -> Vec<u8> {
@@ -94,6 +95,35 @@ fn an_interruption_changes_nothing() {
     assert!(state(&whole) != state(&other), "gradients are not clipped by their own norms");
 }
 
+/// Weights of two bytes: the same bits whether fused, resumed or neither, and nearly the losses of four bytes.
+#[test]
+fn weights_in_bf16_are_trained_alike() {
+    let job = full_job();
+    job.remove("dtype = 'f32'\n");
+    let set = [FULL, "train.steps=4", "train.micro_batch=2", "train.max_grad_norm=off"];
+    let more = ["optimizer.kind=adamw_8bit", "optimizer.learning_rate=1e-3"];
+    let set = [&set[..], &more].concat();
+    let run = |out: &str, more: &[&str], arguments: &[&str]| {
+        job.finish(out, &[&set[..], more].concat(), arguments)
+    };
+    let [exact, whole, fused] =
+        [("exact", &[NOT_FUSED][..]), ("whole", &[NOT_FUSED, BF16]), ("fused", &[FUSED, BF16])]
+            .map(|(out, more)| run(out, more, &[]));
+    run("run", &[FUSED, BF16, "train.steps=2"], &[]);
+    let resumed = run("run", &[FUSED, BF16], &["--resume"]);
+    for other in [&fused, &resumed] {
+        assert_eq!(losses(&events(&whole)), losses(&events(other)));
+        assert!(state(&whole) == state(other), "other bytes");
+    }
+    assert!(planned_bytes(&fused) < planned_bytes(&whole));
+    assert!(planned_bytes(&whole) < planned_bytes(&exact));
+    let (exact, found) = (losses(&events(&exact)), losses(&events(&whole)));
+    assert_ne!(exact, found);
+    for (exact, found) in exact.iter().zip(&found) {
+        assert!((found / exact - 1.0).abs() < 0.02, "{found} {exact}");
+    }
+}
+
 #[test]
 fn what_excludes_it_is_named_with_the_value_it_needs() {
     let job = full_job();
@@ -108,6 +138,20 @@ fn what_excludes_it_is_named_with_the_value_it_needs() {
     ] {
         let words = job.fail(&[FULL, FUSED, other], &[]);
         assert!(words.contains(problem) && words.contains(hint), "{words}");
+    }
+    for (other, problem) in [
+        (
+            "base.dtype=f32",
+            "`train.weight_dtype = \"bf16\"` is not possible with `base.dtype = \"f32\"`",
+        ),
+        ("optimizer.kind=muon", "with `optimizer.kind = \"muon\"`"),
+        ("train.ema=0.9", "with `train.ema = 0.9`"),
+    ] {
+        let dtype = if other.starts_with("base.") { other } else { "base.dtype=bf16" };
+        let mut set = vec![FULL, BF16, dtype, other];
+        set.dedup();
+        let words = job.fail(&set, &[]);
+        assert!(words.contains(problem), "{words}");
     }
     let words = Job::new().fail(&[FUSED], &[]);
     let problem = "`train.fused_backward_pass` has no effect with adapter.kind = \"lora\"";

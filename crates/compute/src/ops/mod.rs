@@ -39,7 +39,7 @@ pub(crate) use matmul::matrix_units_agree;
 pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{
     AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon, adamw, adamw_8bit, count_not_finite,
-    ema, global_norm, global_norm_into, momentum, muon,
+    ema, global_norm, global_norm_into, momentum, muon, stochastic_round,
 };
 pub use patchify::PatchOrder;
 pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};

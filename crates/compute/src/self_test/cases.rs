@@ -4,6 +4,7 @@ use crate::ops::{
     Activation, AdamW, Attention, Conv2d, GradClip, LatentScaling, LatentStd, Linear, Lora,
     Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw, adamw_8bit,
     add_noise, count_not_finite, ema, global_norm, rope_table, row_norms, sample_latents,
+    stochastic_round,
 };
 use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
@@ -366,6 +367,11 @@ fn steps() -> Vec<SelfTestCase> {
             let (mut params, _) = param_and_state(v, |_| Ok(()))?;
             ema(&mut params[0], v[1].tensor(), 0.9)?;
             Ok(params.remove(0).into())
+        }),
+        given("stochastic rounding", |tape, v| {
+            let mut rounded = tape.device().zeros(v[0].shape(), Dtype::Bf16)?;
+            stochastic_round(v[0].tensor(), &mut rounded, RandomSequence::new(5, 6))?;
+            Ok(rounded.into())
         }),
         given("finite check", |tape, v| {
             let count = count_not_finite(&[v[0].tensor(), v[1].tensor()])?.to_vec::<u32>()[0];

@@ -90,18 +90,20 @@ pub enum ConfigError {
         /// Both flags.
         origins: Box<[ValueOrigin; 2]>,
     },
-    /// A switch that another key excludes.
-    #[error("`{key} = true` is not possible with `{other} = {value}`: {origin}")]
+    /// A value that another key excludes.
+    #[error("`{key} = {typed}` is not possible with `{other} = {value}`: {origin}")]
     Excluded {
-        /// The switch.
+        /// The key.
         key: &'static str,
+        /// Its value, as TOML.
+        typed: String,
         /// The other key.
         other: &'static str,
         /// Its value, as TOML.
         value: String,
         /// The value that it would need.
         needed: String,
-        /// Where the switch stands.
+        /// Where the key stands.
         origin: ValueOrigin,
     },
     /// A key that would be ignored.

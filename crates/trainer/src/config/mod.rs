@@ -231,6 +231,7 @@ impl RawConfig {
         train::refuse_fused(&train, base.dtype, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
+        train::refuse_bf16(&train, base.dtype, optimizer.kind, rows)?;
         let machine = machine.decide("machine", rows)?;
         let mut output = output.decide("output", rows)?;
         // What was typed is absolute already; the default is not.
@@ -239,9 +240,6 @@ impl RawConfig {
         material.apply_defaults(rows)?;
         if adapter.kind == AdapterKind::Full {
             rows.leave_out("output.formats", adapter::FULL_FINE_TUNE)?;
-        }
-        if adapter.kind != AdapterKind::Full && !train.fused_backward_pass {
-            rows.remove("train.fused_backward_pass");
         }
         if let Some(without) = material.no_validation_key() {
             rows.leave_out("train.validate_every", without)?;
@@ -253,6 +251,10 @@ impl RawConfig {
             rows.leave_out("data.draw_count", "data.draw = \"none\"")?;
         }
         refuse_idle(rows)?;
+        if adapter.kind != AdapterKind::Full {
+            rows.remove("train.fused_backward_pass");
+            rows.remove("train.weight_dtype");
+        }
         let rows = std::mem::take(rows);
         Ok(RunConfig { base, data: material, adapter, train, optimizer, machine, output, rows })
     }
@@ -431,6 +433,8 @@ fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
         ("generate.every", "\"off\"", "generate.prompts", "[]"),
         ("base.random_init", "false", "adapter.kind", "\"lora\""),
         ("base.random_init", "false", "adapter.kind", "\"dora\""),
+        ("train.weight_dtype", "\"f32\"", "adapter.kind", "\"lora\""),
+        ("train.weight_dtype", "\"f32\"", "adapter.kind", "\"dora\""),
         ("train.fused_backward_pass", "false", "adapter.kind", "\"lora\""),
         ("train.fused_backward_pass", "false", "adapter.kind", "\"dora\""),
         ("base.quantise", "\"none\"", "adapter.kind", "\"full\""),

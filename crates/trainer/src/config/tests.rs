@@ -155,6 +155,7 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("train.validate_every=7", "data.validation=4"),
     ("base.random_init=true", "adapter.kind=full"),
     ("train.fused_backward_pass=true", "adapter.kind=full"),
+    ("train.weight_dtype=bf16", "adapter.kind=full"),
     ("data.draw_count=7", "data.draw=flat"),
     ("sample.every=100", "sample.prompts=['a fox']"),
     ("optimizer.momentum=0.9", "optimizer.kind=muon"),

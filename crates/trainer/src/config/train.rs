@@ -3,6 +3,7 @@
 use compute::Dtype;
 
 use super::error::ConfigError;
+use super::optimizer::OptimizerKind;
 use super::section::{ResolvedKeys, section};
 use super::source::{RawValue, ValueOrigin};
 use super::value::{ConfigValue, Switch, quoted, words};
@@ -26,6 +27,8 @@ pub struct TrainConfig {
     pub seed: u64,
     /// What is recomputed to save memory.
     pub recompute: Recompute,
+    /// What the weights of a full fine-tune are held in.
+    pub weight_dtype: WeightDtype,
     /// Whether parameters are updated within backward, which needs no memory for all gradients.
     pub fused_backward_pass: bool,
     /// How timesteps are sampled and weighted.
@@ -82,6 +85,8 @@ section! {
         seed: u64 = Default(42), AtLeast(0.0);
         /// Gradient checkpointing (recomputation): none, attention queries only, every second block, every block. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
+        /// What the weights of a full fine-tune are held in. `bf16` takes 2 bytes per parameter instead of 4: updates are computed in f32 and rounded at random (stochastic rounding), which is exact on average but noisier (kohya: `full_bf16`). Norms and biases stay in f32
+        weight_dtype: WeightDtype = Default(WeightDtype::F32), Any;
         /// Fused backward pass of a full fine-tune (kohya's name): each weight is updated as soon as its gradient is known, so that only a few gradients are in memory. `max_grad_norm` then clips the gradient of each tensor. Needs `gradient_accumulation = 1` and the whole batch in one micro-batch. Not set: the plan chooses it where nothing else fits
         fused_backward_pass: bool = Default(false), Any;
         /// Timestep sampling and loss weighting scheme (diffusers' names). Shown: for SD3, other families have their own
@@ -163,6 +168,30 @@ impl ConfigValue for TimestepShift {
     }
 }
 
+/// What trained weights are held in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightDtype {
+    /// As precise as updates are.
+    F32,
+    /// With stochastic rounding.
+    Bf16,
+}
+
+impl WeightDtype {
+    /// The dtype of tensors.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+words!(WeightDtype {
+    "f32" => Self::F32,
+    "bf16" => Self::Bf16,
+});
+
 words!(Recompute {
     "none" => Self::None,
     "queries" => Self::Queries,
@@ -191,6 +220,7 @@ impl TrainConfig {
             micro_batch,
             seed,
             recompute,
+            weight_dtype,
             fused_backward_pass,
             weighting_scheme,
             logit_mean: mean,
@@ -219,6 +249,7 @@ impl TrainConfig {
             micro_batch,
             seed,
             recompute,
+            weight_dtype,
             fused_backward_pass,
             weighting_scheme,
             timestep_shift,
@@ -299,11 +330,42 @@ pub(super) fn refuse_fused(
     dtype: Dtype,
     rows: &ResolvedKeys,
 ) -> Result<(), ConfigError> {
-    const KEY: &str = "train.fused_backward_pass";
     let obstacle = fused_obstacle(train, dtype).filter(|_| train.fused_backward_pass);
-    let (Some((other, needed)), Some(origin)) = (obstacle, rows.origin(KEY)) else { return Ok(()) };
-    let (value, origin) = (rows.value(other).to_owned(), origin.clone());
-    Err(ConfigError::Excluded { key: KEY, other, value, needed, origin })
+    obstacle
+        .map_or(Ok(()), |(other, needed)| exclude("train.fused_backward_pass", other, needed, rows))
+}
+
+/// Refuses weights in bf16 beside a key that excludes them: they are those that the model computes with; Muon takes
+/// memory halfway through a step; and an EMA in f32 would take twice their memory.
+pub(super) fn refuse_bf16(
+    train: &TrainConfig,
+    dtype: Dtype,
+    optimizer: OptimizerKind,
+    rows: &ResolvedKeys,
+) -> Result<(), ConfigError> {
+    let (other, needed) = if train.weight_dtype == WeightDtype::F32 {
+        return Ok(());
+    } else if dtype != Dtype::Bf16 {
+        ("base.dtype", quoted("bf16"))
+    } else if optimizer == OptimizerKind::Muon {
+        ("optimizer.kind", quoted("adamw_8bit"))
+    } else if train.ema != Switch::Off {
+        ("train.ema", quoted("off"))
+    } else {
+        return Ok(());
+    };
+    exclude("train.weight_dtype", other, needed, rows)
+}
+
+fn exclude(
+    key: &'static str,
+    other: &'static str,
+    needed: String,
+    rows: &ResolvedKeys,
+) -> Result<(), ConfigError> {
+    let origin = rows.origin(key).cloned().unwrap_or(ValueOrigin::Default);
+    let [typed, value] = [key, other].map(|key| rows.value(key).to_owned());
+    Err(ConfigError::Excluded { key, typed, other, value, needed, origin })
 }
 
 /// A number that belongs to another scheme would be ignored, so it is refused.

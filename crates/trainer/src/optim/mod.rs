@@ -9,8 +9,10 @@ pub mod schedule;
 use std::ops::Range;
 use std::slice;
 
-use compute::ops::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, adamw, adamw_8bit};
-use compute::{Dtype, Gradients, Params, Result, Tensor};
+use compute::ops::{
+    AdamW, BlockCodes, GradClip, Moments, Moments8bit, adamw, adamw_8bit, stochastic_round,
+};
+use compute::{Dtype, Gradients, Params, RandomSequence, Result, Tape, Tensor};
 
 pub use ema::Ema;
 pub use plateau::Plateau;
@@ -18,6 +20,15 @@ pub use plateau::Plateau;
 use crate::config::optimizer::{self, OptimizerKind};
 use crate::model::adapter::Adapters;
 use muon::MuonAdamW;
+
+/// One step's settings.
+#[derive(Clone, Copy, Debug)]
+pub struct OptimizerStep {
+    /// Those of the optimizer.
+    pub adamw: AdamW,
+    /// Seed of the stochastic rounding of parameters in bf16, another one in each step.
+    pub rounding_seed: u64,
+}
 
 /// An optimizer with its state.
 pub enum Optimizer {
@@ -50,30 +61,49 @@ impl Optimizer {
         })
     }
 
-    /// Changes the parameters; nothing at all if the norm in `clip` is not finite.
+    /// Changes the parameters; nothing at all if the norm in `clip` is not finite. All memory is asked for before
+    /// anything is changed.
     pub fn step(
         &mut self,
         params: &mut Params,
         gradients: &Gradients,
-        how: AdamW,
+        how: OptimizerStep,
         clip: &GradClip,
     ) -> Result<()> {
         let gradients = gradients.all(params.values().len());
         let params = params.values_mut()?;
-        self.step_range(0..params.len(), params, &gradients, how, clip)
+        if params.iter().all(|param| param.dtype() == Dtype::F32) {
+            return self.step_range(0..params.len(), params, &gradients, how.adamw, clip);
+        }
+        for param in params.iter().filter(|param| param.dtype() != Dtype::F32) {
+            param.device().alloc(param.shape(), Dtype::F32)?;
+        }
+        for (index, (param, gradient)) in params.iter_mut().zip(gradients).enumerate() {
+            if let Some(gradient) = gradient {
+                self.step_one(index, param, gradient, how, clip)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Changes the parameter at `index` alone.
+    /// Changes the parameter at `index` alone. One in bf16 is updated in f32 and rounded at random.
     pub fn step_one(
         &mut self,
         index: usize,
         param: &mut Tensor,
         gradient: &Tensor,
-        how: AdamW,
+        OptimizerStep { adamw, rounding_seed }: OptimizerStep,
         clip: &GradClip,
     ) -> Result<()> {
-        let (param, range) = (slice::from_mut(param), index..index + 1);
-        self.step_range(range, param, &[Some(gradient)], how, clip)
+        let (range, gradient) = (index..index + 1, [Some(gradient)]);
+        if param.dtype() == Dtype::F32 {
+            return self.step_range(range, slice::from_mut(param), &gradient, adamw, clip);
+        }
+        let nothing = Params::default();
+        let tape = Tape::inference(param.device(), &nothing, 0);
+        let mut exact = tape.convert(&param.clone().into(), Dtype::F32)?.into_tensor();
+        self.step_range(range, slice::from_mut(&mut exact), &gradient, adamw, clip)?;
+        stochastic_round(&exact, param, RandomSequence::new(rounding_seed, index as u64))
     }
 
     /// Changes the parameters of a range.
@@ -117,5 +147,51 @@ impl Optimizer {
             Self::Muon(state) => all = state.tensors(),
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use compute::Device;
+    use compute::ops::global_norm;
+
+    use super::*;
+
+    /// The mean of many weights after steps along the same gradient.
+    fn trained(dtype: Dtype, is_nearest: bool) -> f64 {
+        const N: usize = 1 << 12;
+        let device = Device::cpu(1, 1 << 24).unwrap();
+        let nothing = Params::default();
+        let convert = |tensor: &Tensor, dtype| {
+            let tape = Tape::inference(&device, &nothing, 0);
+            tape.convert(&tensor.clone().into(), dtype).unwrap().into_tensor()
+        };
+        let mut param = convert(&device.upload([N], &vec![1.0f32; N]).unwrap(), dtype);
+        let gradient = device.upload([N], &vec![1.0f32; N]).unwrap();
+        let mut optimizer = Optimizer::AdamW(vec![Moments::new(&param).unwrap()]);
+        for step in 1..=100 {
+            let adamw = AdamW { learning_rate: 1e-4, weight_decay: 0.0, step, ..AdamW::default() };
+            let how = OptimizerStep { adamw, rounding_seed: step };
+            let norm = global_norm(&[Some(&gradient)], &device).unwrap();
+            let clip = GradClip { norm, max_norm: f32::INFINITY };
+            if is_nearest {
+                let mut exact = convert(&param, Dtype::F32);
+                optimizer.step_one(0, &mut exact, &gradient, how, &clip).unwrap();
+                param = convert(&exact, dtype);
+            } else {
+                optimizer.step_one(0, &mut param, &gradient, how, &clip).unwrap();
+            }
+        }
+        assert_eq!(param.dtype(), dtype);
+        param.to_f32_vec().iter().map(|value| f64::from(*value)).sum::<f64>() / N as f64
+    }
+
+    /// A step of 1e-4 is far below half of a step of bf16, 1/512 just below 1.
+    #[test]
+    fn stochastic_rounding_keeps_steps_that_rounding_to_the_nearest_loses() {
+        let (exact, random) = (trained(Dtype::F32, false), trained(Dtype::Bf16, false));
+        assert!((exact - 0.99).abs() < 1e-5, "{exact}");
+        assert!((random - exact).abs() < 3e-4, "{random} {exact}");
+        assert_eq!(trained(Dtype::Bf16, true), 1.0);
     }
 }

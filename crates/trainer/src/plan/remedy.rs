@@ -5,9 +5,10 @@ use compute::{Dtype, Quantisation};
 
 use super::choice::{FORMATS, batch_options, fused_options, offloads};
 use super::{DatasetSummary, DeviceBudget, PlanChoice, PlanRequest, PlanSearch};
-use crate::config::RunConfig;
 use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::optimizer::OptimizerKind;
+use crate::config::train::WeightDtype;
+use crate::config::{RunConfig, Switch};
 use crate::cost::nearest_fitting;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::offload::Offload;
@@ -18,7 +19,7 @@ use crate::task::traits::{SmallerTask, Task};
 type ConfigChange = (&'static str, &'static str, fn(&mut RunConfig));
 
 /// From what costs the least to what costs the most.
-const CHANGES: [ConfigChange; 12] = [
+const CHANGES: [ConfigChange; 13] = [
     ("train.micro_batch", "1", |job| job.train.micro_batch = Some(1)),
     ("train.recompute", "\"block\"", |job| job.train.recompute = Recompute::Block),
     ("train.fused_backward_pass", "true", |job| job.train.fused_backward_pass = true),
@@ -31,6 +32,7 @@ const CHANGES: [ConfigChange; 12] = [
     ("machine.offload", NONE, |job| job.machine.offload = Offload::None),
     ("base.dtype", "\"bf16\"", |job| job.base.dtype = Dtype::Bf16),
     ("optimizer.kind", "\"adamw_8bit\"", |job| job.optimizer.kind = OptimizerKind::AdamW8bit),
+    ("train.weight_dtype", "\"bf16\"", |job| job.train.weight_dtype = WeightDtype::Bf16),
     ("base.quantise_encoders", "\"nf4\"", |job| {
         job.base.quantise_encoders = Some(Quantisation::Nf4);
     }),
@@ -42,6 +44,10 @@ const CHANGES: [ConfigChange; 12] = [
     }),
     ("adapter.kind", "\"lora\"", |job| job.adapter = AdapterConfig::default_for(&job.data)),
 ];
+
+/// Changes that mean nothing with an adapter.
+const OF_FULL_FINE_TUNES: [&str; 3] =
+    ["train.fused_backward_pass", "train.gradient_accumulation", "train.weight_dtype"];
 
 const BLOCKS: &str = "\"blocks\"";
 const NONE: &str = "\"none\"";
@@ -71,7 +77,7 @@ pub(super) fn remedy<T: Task>(
         let (task, dataset) = (*task, dataset.clone());
         candidates.push((change, SmallerCandidate { config, task, dataset }));
     }
-    let all_typed = (!typed.is_empty()).then(|| changed(&smallest, &typed, budget));
+    let all_typed = (!typed.is_empty()).then(|| changed(&smallest, &compatible(&typed), budget));
     for (before, config) in
         [Some((String::new(), smallest.clone())), all_typed].into_iter().flatten()
     {
@@ -98,8 +104,17 @@ fn combined<'a>(typed: &[&'a ConfigChange]) -> Vec<Vec<&'a ConfigChange>> {
     let two = typed.iter().enumerate().flat_map(|(index, first)| {
         typed[index + 1..].iter().map(move |second| vec![*first, *second])
     });
-    let more = (3..=typed.len()).map(|n| typed[..n].to_vec());
+    let more = (3..=typed.len()).map(|n| compatible(&typed[..n]));
+    let two = two.filter(|changes| compatible(changes).len() == changes.len());
     alone.chain(two).chain(more).collect()
+}
+
+/// Without those that only a full fine-tune has, if another of them makes an adapter of it.
+fn compatible<'a>(changes: &[&'a ConfigChange]) -> Vec<&'a ConfigChange> {
+    let makes_adapter = changes.iter().any(|(key, ..)| *key == "adapter.kind");
+    let is_kept =
+        |change: &&ConfigChange| !makes_adapter || !OF_FULL_FINE_TUNES.contains(&change.0);
+    changes.iter().copied().filter(is_kept).collect()
 }
 
 /// Whether a key was typed, and this would change something.
@@ -116,6 +131,9 @@ fn is_possible<T: Task>(
     let can = match (*key, *value) {
         ("base.quantise", _) => is_frozen,
         ("train.micro_batch", _) => !smallest.train.fused_backward_pass,
+        ("train.weight_dtype", _) => {
+            !is_frozen && smallest.base.dtype == Dtype::Bf16 && smallest.train.ema == Switch::Off
+        }
         ("train.fused_backward_pass", _) => smallest.can_fuse_backward(),
         // Lets the plan fuse the backward pass.
         ("train.gradient_accumulation", _) => {
@@ -131,8 +149,9 @@ fn is_possible<T: Task>(
         ("adapter.kind", _) => !is_frozen && !config.base.random_init,
         _ => true,
     };
-    // A plan never chooses the adapter's keys.
-    let is_typed = key.starts_with("adapter.") || !config.is_free(key);
+    // A plan never chooses the adapter's keys, nor this one.
+    let is_never_planned = key.starts_with("adapter.") || *key == "train.weight_dtype";
+    let is_typed = is_never_planned || !config.is_free(key);
     can && is_typed && changed != *smallest
 }
 

@@ -7,10 +7,10 @@
 //! came of a finite gradient is as good as in any other step. A step that fails after its first update cannot be
 //! repeated, and must not be saved.
 
-use compute::ops::{AdamW, GradClip, global_norm_into};
+use compute::ops::{GradClip, global_norm_into};
 use compute::{Device, Dtype, ParamKey, Params, Result, Tag, Tensor};
 
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, OptimizerStep};
 
 /// What is known of a step's gradients after they were freed.
 pub struct FusedBackward {
@@ -36,7 +36,7 @@ impl FusedBackward {
         key: ParamKey,
         param: &mut Tensor,
         gradient: &Tensor,
-        how: AdamW,
+        how: OptimizerStep,
         max_norm: f32,
     ) -> Result<()> {
         let index = key.index();
@@ -72,7 +72,7 @@ impl FusedBackward {
 
 #[cfg(test)]
 mod tests {
-    use compute::ops::global_norm;
+    use compute::ops::{AdamW, global_norm};
 
     use super::*;
     use crate::config::RawConfig;
@@ -145,8 +145,9 @@ mod tests {
             for (index, numbers) in gradients.iter().enumerate() {
                 let gradient = device.upload([3], numbers).unwrap();
                 let param = &mut params[index];
+                let step = OptimizerStep { adamw: how, rounding_seed: 0 };
                 fused
-                    .update(&mut optimizer, keys[index], param, &gradient, how, MAX_NORM as f32)
+                    .update(&mut optimizer, keys[index], param, &gradient, step, MAX_NORM as f32)
                     .unwrap();
                 expected[index].step(numbers, how);
             }
@@ -175,7 +176,8 @@ mod tests {
         for (index, gradient) in [f32::NAN, 1.0].into_iter().enumerate() {
             let gradient = device.upload([1], &[gradient]).unwrap();
             let (key, param) = (keys[index], &mut params[index]);
-            fused.update(&mut optimizer, key, param, &gradient, AdamW::default(), 1.0).unwrap();
+            let how = OptimizerStep { adamw: AdamW::default(), rounding_seed: 0 };
+            fused.update(&mut optimizer, key, param, &gradient, how, 1.0).unwrap();
         }
         assert_eq!(params[0].to_vec::<f32>(), [1.0]);
         assert!(params[1].to_vec::<f32>()[0] < 2.0);

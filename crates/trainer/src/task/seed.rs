@@ -20,6 +20,8 @@ pub enum Purpose {
     HeldOut,
     /// The initial weights of a model trained from scratch.
     Weights,
+    /// Stochastic rounding of weights.
+    Rounding,
 }
 
 /// The seed for a purpose.

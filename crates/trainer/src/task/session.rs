@@ -20,7 +20,7 @@ use crate::model::adapter::{AdaptedLayer, Adapters, LoraWeights};
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
-use crate::optim::{Ema, Optimizer};
+use crate::optim::{Ema, Optimizer, OptimizerStep};
 
 /// How a checkpoint calls parameters and their EMA; an index follows.
 pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
@@ -143,7 +143,7 @@ impl<'a, T: Task> Session<'a, T> {
         tick: BytesDoneFn<'_>,
     ) -> Result<Self> {
         let mut adapters = match config.adapter.kind {
-            AdapterKind::Full => Adapters::full(),
+            AdapterKind::Full => Adapters::full_in(config.train.weight_dtype.dtype()),
             AdapterKind::Lora | AdapterKind::Dora => {
                 let from = seed(config.train.seed, Purpose::Adapters);
                 let AdapterConfig { targets, exclude, .. } = &config.adapter;
@@ -196,7 +196,7 @@ impl<'a, T: Task> Session<'a, T> {
         step: MicroBatchStep<'_, T>,
         update: UpdateSettings,
     ) -> Result<f64> {
-        let how = adamw_step(self.config, update);
+        let how = optimizer_step(self.config, update);
         let max_norm = max_norm(self.config);
         let Self { device, task, config, model, adapters, optimizer, fused, .. } = self;
         let fused = fused.as_mut().expect("a session with a fused backward pass");
@@ -269,9 +269,9 @@ impl<'a, T: Task> Session<'a, T> {
             fused.end_step();
         } else {
             let update = UpdateSettings { learning_rate: rate, applied, scale: norm.scale };
-            let adamw = adamw_step(self.config, update);
+            let how = optimizer_step(self.config, update);
             let clip = GradClip { norm: norm.tensor.clone(), max_norm: max_norm(self.config) };
-            self.optimizer.step(&mut self.adapters.params, &self.gradients, adamw, &clip)?;
+            self.optimizer.step(&mut self.adapters.params, &self.gradients, how, &clip)?;
             self.gradients.reset();
         }
         if let Some(ema) = self.ema.as_mut().filter(|_| norm.is_finite()) {
@@ -453,16 +453,18 @@ impl<T: Task> ForwardContext<'_, T> {
 }
 
 /// The optimizer's settings for a step.
-fn adamw_step(config: &RunConfig, update: UpdateSettings) -> AdamW {
+fn optimizer_step(config: &RunConfig, update: UpdateSettings) -> OptimizerStep {
     let (settings, UpdateSettings { learning_rate, applied, scale }) = (&config.optimizer, update);
-    AdamW {
+    let adamw = AdamW {
         learning_rate: learning_rate as f32,
         betas: (settings.betas[0] as f32, settings.betas[1] as f32),
         epsilon: settings.epsilon as f32,
         weight_decay: settings.weight_decay as f32,
         step: applied + 1,
         scale: (1.0 / scale) as f32,
-    }
+    };
+    let rounding_seed = seed(config.train.seed, Purpose::Rounding).wrapping_add(applied);
+    OptimizerStep { adamw, rounding_seed }
 }
 
 /// What gradients are clipped to.

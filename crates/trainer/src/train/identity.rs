@@ -71,6 +71,10 @@ const FREE_KEYS: [&str; 14] = [
 ];
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
+/// Keys that runs of before do not have, with the values that they had in effect.
+const NEW_KEYS: [(&str, &str); 2] =
+    [("train.fused_backward_pass", "false"), ("train.weight_dtype", "\"f32\"")];
+
 /// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.
 const RATE_KEYS: [&str; 5] = [
@@ -87,11 +91,8 @@ impl Identity {
         let is_free = |key: &str| {
             FREE_KEYS.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
-        // Runs of before have no such key, and none of them fused it.
-        let is_unfused =
-            |key: &str, value: &str| key == "train.fused_backward_pass" && value == "false";
         let settings = config.values().filter(|(key, _)| !is_free(key));
-        let settings = settings.filter(|(key, value)| !is_unfused(key, value));
+        let settings = settings.filter(|(key, value)| !NEW_KEYS.contains(&(key, value)));
         let settings: BTreeMap<_, _> = settings.collect();
         let is_typed =
             |key: &&str| matches!(config.origin(key), Some(ValueOrigin::CommandLine { .. }));

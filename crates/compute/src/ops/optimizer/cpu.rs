@@ -1,6 +1,7 @@
 //! Steps on the CPU: all tensors together are one loop over blocks of fixed size, so that
 //! many small ones are shared among threads as well as one large one.
 
+use half::bf16;
 use rayon::prelude::*;
 
 use super::adamw::AdamWUpdate;
@@ -14,6 +15,7 @@ use crate::cpu::rows::{LANES, max};
 use crate::cpu::simd::simd;
 use crate::cpu::sums::squares;
 use crate::dtype::{Real, with_real};
+use crate::random::RandomSequence;
 
 /// Elements per task; a multiple of what shares a scale.
 const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
@@ -241,5 +243,22 @@ pub fn ema(cpu: &CpuBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
                 *ema = decay * *ema + (1.0 - decay) * value.to_f32();
             }
         });
+    });
+}
+
+pub fn stochastic_round(
+    cpu: &CpuBackend,
+    values: &Tensor,
+    rounded: &mut Tensor,
+    sequence: RandomSequence,
+) {
+    let values = values.data::<f32>();
+    cpu.par_rows(rounded.data_mut::<bf16>(), 1, |first, rounded| {
+        for (at, rounded) in rounded.iter_mut().enumerate() {
+            let (value, index) = (values[first + at], first + at);
+            let bits = value.to_bits().wrapping_add(sequence.word(index) & 0xffff);
+            let up_or_down = bf16::from_bits((bits >> 16) as u16);
+            *rounded = if value.is_finite() { up_or_down } else { bf16::from_f32(value) };
+        }
     });
 }

@@ -8,6 +8,7 @@ use crate::codebook::Codebook;
 use crate::cuda::{
     CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, THREADS, arguments,
 };
+use crate::random::RandomSequence;
 use crate::{Dtype, Tensor};
 
 const KERNELS: CudaSource = CudaSource { name: "optimizer", text: include_str!("kernel.cu") };
@@ -217,4 +218,16 @@ pub fn ema(cuda: &CudaBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
     let arguments = arguments![ema, value, n, decay];
     let variant = CudaVariant::of(&[value.dtype()]);
     cuda.launch(&KERNELS, "ema", variant, LaunchConfig::per_element(n), &arguments);
+}
+
+pub fn stochastic_round(
+    cuda: &CudaBackend,
+    values: &Tensor,
+    rounded: &mut Tensor,
+    sequence: RandomSequence,
+) {
+    let (n, [seed, stream, first]) = (values.shape().elements(), sequence.parts());
+    let arguments = arguments![values, rounded, n, seed, stream, first];
+    let variant = CudaVariant::of(&[]);
+    cuda.launch(&KERNELS, "stochastic_round", variant, LaunchConfig::per_element(n), &arguments);
 }

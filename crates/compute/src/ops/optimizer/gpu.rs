@@ -6,7 +6,10 @@ use super::muon::MIN_NORM;
 use super::{AdamW, GradClip, Moments, Moments8bit, Muon};
 use crate::Tensor;
 use crate::codebook::Codebook;
-use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs, singles};
+use crate::gpu::{
+    GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs, sequence_args, singles,
+};
+use crate::random::RandomSequence;
 
 const KERNELS: WgslSource = WgslSource { name: "optimizer", text: include_str!("kernel.wgsl") };
 const MUON: WgslSource = WgslSource { name: "muon", text: include_str!("muon.wgsl") };
@@ -150,4 +153,15 @@ pub fn count_not_finite(gpu: &GpuBackend, tensors: &[&Tensor], count: &mut Tenso
 pub fn ema(gpu: &GpuBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
     let (n, variant) = (value.shape().elements(), GpuVariant::of(&[value.dtype()]));
     gpu.launch(&KERNELS, "ema", &variant, singles(n), &arguments![ema, value, n, decay]);
+}
+
+pub fn stochastic_round(
+    gpu: &GpuBackend,
+    values: &Tensor,
+    rounded: &mut Tensor,
+    sequence: RandomSequence,
+) {
+    let (n, variant) = (values.shape().elements(), GpuVariant::of(&[rounded.dtype()]));
+    let arguments = [&arguments![values, rounded, n][..], &sequence_args(sequence)].concat();
+    gpu.launch(&KERNELS, "stochastic_round", &variant, pairs(n), &arguments);
 }

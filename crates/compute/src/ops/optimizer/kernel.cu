@@ -187,3 +187,14 @@ KERNEL ema(float* average, const X* value, u64 n, float decay) {
     u64 at = thread();
     if (at < n) average[at] = decay * average[at] + (1.0f - decay) * to_f32(value[at]);
 }
+
+// Up or down at random, by the carry of what is cut off plus a random number of as many bits.
+KERNEL stochastic_round(const float* values, bf16* rounded, u64 n, u64 seed, u64 stream, u64 first) {
+    u64 at = thread();
+    if (at >= n) return;
+    float value = values[at];
+    u32 bits = __float_as_uint(value) + (random_word(seed, stream, first + at) & 0xffff);
+    bf16 up_or_down;
+    up_or_down.bits = (u16)(bits >> 16);
+    rounded[at] = value - value == 0.0f ? up_or_down : from_f32<bf16>(value);
+}

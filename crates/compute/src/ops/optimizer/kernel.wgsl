@@ -77,3 +77,22 @@ kernel ema(average: mut [f32], value: [X], n: u32, decay: f32) {
     if thread >= p.n { return; }
     set_average(thread, p.decay * average(thread) + (1.0 - p.decay) * value(thread));
 }
+
+// A thread for every two elements. Up or down at random, by the carry of what is cut off plus a random number of as
+// many bits.
+kernel stochastic_round(values: [f32], rounded: mut [X], n: u32, seed_low: u32, seed_high: u32, number_low: u32,
+                        number_high: u32, first_low: u32, first_high: u32) {
+    let at = 2u * thread;
+    if at >= p.n { return; }
+    let both = at + 1u < p.n;
+    let next = select(at, at + 1u, both);
+    set_rounded_pair(at, vec2<f32>(up_or_down(values(at), at), up_or_down(values(next), next)), both);
+}
+
+// A number that bf16 can hold.
+fn up_or_down(value: f32, at: u32) -> f32 {
+    if !is_finite(value) { return value; }
+    let stream = RandomSequence(vec2<u32>(p.seed_low, p.seed_high), vec2<u32>(p.number_low, p.number_high),
+                        vec2<u32>(p.first_low, p.first_high));
+    return bitcast<f32>((bitcast<u32>(value) + (random_word(stream, at) & 0xffffu)) & 0xffff0000u);
+}

@@ -1,5 +1,5 @@
-//! Optimizer steps: the global gradient norm, `AdamW`, 8-bit `AdamW`, Muon, and the EMA of parameters. Plain
-//! functions on lists of tensors, since nothing of this has a gradient.
+//! Optimizer steps: the global gradient norm, `AdamW`, 8-bit `AdamW`, Muon, stochastic rounding, and the EMA of
+//! parameters. Plain functions on lists of tensors, since nothing of this has a gradient.
 //!
 //! No value comes back to the host: the norm that a step clips by is read where the step runs.
 
@@ -11,6 +11,7 @@ mod ema;
 mod gpu;
 mod gradients;
 mod muon;
+mod rounding;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ pub use eight_bit::{BlockCodes, Moments8bit, adamw_8bit};
 pub use ema::ema;
 pub use gradients::{GradClip, count_not_finite, global_norm, global_norm_into};
 pub use muon::{Muon, momentum, muon};
+pub use rounding::stochastic_round;
 
 use crate::op::Op;
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};

@@ -3,8 +3,9 @@
 
 use super::{
     AdamW, GradClip, Moments, Moments8bit, adamw, adamw_8bit, count_not_finite, ema, global_norm,
+    stochastic_round,
 };
-use crate::random::TestRng;
+use crate::random::{RandomSequence, TestRng};
 use crate::testing::{Input, compare, device, upload};
 use crate::{Device, DeviceKind, Dtype, Shape, Tag, Tensor};
 
@@ -385,4 +386,51 @@ fn parameters_that_do_not_fit_are_said() {
     let gradient = vector(&elsewhere, &[1.0; 3]);
     let error = adamw(&mut params, &[Some(&gradient)], &mut state, STEP, None).unwrap_err();
     assert_eq!(error.to_string(), "adamw: gradient is on another device");
+}
+
+/// Values in f32, rounded at random.
+fn rounded(device: &Device, values: &[f32], sequence: RandomSequence) -> Vec<f32> {
+    let mut rounded = device.zeros([values.len()], Dtype::Bf16).unwrap();
+    stochastic_round(&vector(device, values), &mut rounded, sequence).unwrap();
+    rounded.to_f32_vec()
+}
+
+#[test]
+fn stochastic_rounding_is_exact_on_average() {
+    let (device, n) = (device(), 1 << 14);
+    // bf16 has 7 bits behind the point: from 1 to 2 it goes by 1/128.
+    let step = 1.0f64 / 128.0;
+    for (at, share) in [0.01, 0.25, 0.5, 0.9, 0.999].into_iter().enumerate() {
+        for sign in [1.0, -1.0] {
+            let value = (sign * (1.0 + step * (at as f64 + share))) as f32;
+            let found = rounded(&device, &vec![value; n], RandomSequence::new(7, at as u64));
+            let [down, up] = [0, 1].map(|more| (sign * (1.0 + step * (at + more) as f64)) as f32);
+            assert!(found.iter().all(|found| [down, up].contains(found)), "{value}");
+            let mean = found.iter().map(|found| f64::from(*found)).sum::<f64>() / n as f64;
+            // Five standard deviations.
+            let bound = 5.0 * step * (share * (1.0 - share) / n as f64).sqrt() + 1e-7;
+            assert!((mean - f64::from(value)).abs() < bound, "{value}: {mean}, within {bound}");
+        }
+    }
+}
+
+#[test]
+fn stochastic_rounding_follows_from_sequence_and_index_alone() {
+    let (device, values) = (device(), Input::normal([1001], 3).values);
+    let sequence = RandomSequence::new(5, 6);
+    let expected: Vec<f32> = values
+        .iter()
+        .enumerate()
+        .map(|(index, value)| {
+            let carried = value.to_bits() + (sequence.word(index) & 0xffff);
+            f32::from_bits(carried & 0xffff_0000)
+        })
+        .collect();
+    let found = rounded(&device, &values, sequence);
+    assert_eq!(found, expected);
+    assert_ne!(found, rounded(&device, &values, RandomSequence::new(5, 7)));
+    // What needs no rounding, and what is no number.
+    assert_eq!(rounded(&device, &found, RandomSequence::new(8, 9)), found);
+    let odd = rounded(&device, &[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0], sequence);
+    assert!(odd[..2] == [f32::INFINITY, f32::NEG_INFINITY] && odd[2].is_nan() && odd[3] == 0.0);
 }

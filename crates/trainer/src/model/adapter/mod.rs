@@ -53,7 +53,10 @@ pub struct Adapters {
 
 enum AdapterInit {
     /// Full fine-tune.
-    Full,
+    Full {
+        /// The dtype of parameters that are loaded in it; f32 for all others.
+        dtype: Dtype,
+    },
     RandomInit {
         targets: Vec<AdapterTarget>,
         /// Patterns of layers that get none, or [`UNUSED`].
@@ -178,7 +181,7 @@ impl Adapters {
     /// Whether some are initialised from the weights (`DoRA`).
     pub(super) fn reads_weights(&self) -> bool {
         match &self.init {
-            AdapterInit::Full => false,
+            AdapterInit::Full { .. } => false,
             AdapterInit::RandomInit { targets, .. } => targets.iter().any(|target| target.is_dora),
             AdapterInit::Loaded(layers) => layers.values().any(|layer| layer.magnitude.is_some()),
         }
@@ -202,7 +205,12 @@ impl Adapters {
 
     /// Full fine-tune: no layer gets one, the weights themselves are trained.
     pub fn full() -> Self {
-        Self::with(AdapterInit::Full)
+        Self::full_in(Dtype::F32)
+    }
+
+    /// The same, with the weights that are loaded in `dtype` trained in it.
+    pub fn full_in(dtype: Dtype) -> Self {
+        Self::with(AdapterInit::Full { dtype })
     }
 
     fn with(plan: AdapterInit) -> Self {
@@ -221,14 +229,18 @@ impl Adapters {
 
     /// Whether this is a full fine-tune.
     pub(super) fn is_full(&self) -> bool {
-        matches!(self.init, AdapterInit::Full)
+        matches!(self.init, AdapterInit::Full { .. })
     }
 
-    /// Makes one of the model's tensors a parameter, in f32 as all of them.
+    /// Makes one of the model's tensors a parameter, in f32 unless another dtype was asked for.
     pub(super) fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
         let device = tensor.tensor().device().clone();
         let nothing = Params::default();
-        let own = Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)?;
+        let dtype = match self.init {
+            AdapterInit::Full { dtype } if dtype == tensor.dtype() => dtype,
+            _ => Dtype::F32,
+        };
+        let own = Tape::inference(&device, &nothing, 0).convert(&tensor, dtype)?;
         drop(tensor);
         // It may share memory with the loaded weight.
         own.tensor().set_tag(Tag::Parameters);
@@ -281,7 +293,7 @@ impl Adapters {
                 .get(module)
                 .map(|given| AdapterTensors::loaded(device, given, weight, sizes))
                 .transpose(),
-            AdapterInit::Full => Ok(None),
+            AdapterInit::Full { .. } => Ok(None),
         })?;
         let Some(AdapterTensors { rank, alpha, dropout, down, up, magnitude }) = made else {
             return Ok(None);
@@ -324,7 +336,7 @@ impl Adapters {
             AdapterInit::Loaded(given) => {
                 given.keys().map(String::as_str).filter(|m| !has(m)).collect()
             }
-            AdapterInit::Full => Vec::new(),
+            AdapterInit::Full { .. } => Vec::new(),
         };
         match unused.first() {
             None => Ok(()),
