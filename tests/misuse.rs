@@ -157,7 +157,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/lm",
         &[
             "this is a language model (LlamaForCausalLM)",
-            "expected an SD3, SD3.5 or FLUX.1 image model",
+            "expected an SD3, SD3.5, FLUX.1 or Qwen-Image image model",
             "--text PATH",
         ],
     ),
@@ -173,7 +173,10 @@ const MODELS: &[Row] = &[
     (
         1,
         "plan --images DIR/images --base DIR/sana",
-        &["this is a Sana pipeline (SanaPipeline)", "hearth trains SD3, SD3.5 and FLUX.1"],
+        &[
+            "this is a Sana pipeline (SanaPipeline)",
+            "hearth trains SD3, SD3.5, FLUX.1 and Qwen-Image",
+        ],
     ),
     (
         1,

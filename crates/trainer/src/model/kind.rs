@@ -103,9 +103,9 @@ fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 
-const IMAGE_MODELS: &str = "an SD3, SD3.5 or FLUX.1 image model";
-const SO_FAR: &str = "hearth trains SD3, SD3.5 and FLUX.1 image models (a diffusers folder, or a checkpoint) and Llama, \
-                      Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
+const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1 or Qwen-Image image model";
+const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1 and Qwen-Image image models (a diffusers folder, or a checkpoint) and \
+                      Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
 fn detect(path: &Path) -> Option<DetectedModel> {

@@ -93,15 +93,11 @@ impl Tape<'_> {
         let shape = check_parts(&op, &inputs)?;
         let forms = streams.iter().map(|(x, heads)| check(&op, x, *heads));
         let forms = forms.collect::<Result<Vec<_>>>()?;
-        let mut y = op.alloc([shape.rows(), shape.width()], inputs[0].dtype())?;
-        let mut first = 0;
-        for ((x, heads), form) in streams.iter().zip(&forms) {
-            let rows = first..first + x.shape().rows();
-            first = rows.end;
-            let weight = heads.norm.map(|(weight, _)| weight.tensor());
-            y.with_range_mut(rows, |y| forward_into(op.cx, x.tensor(), weight, form, y));
-        }
-        let result = op.result(y.into_shape(shape));
+        let weights =
+            streams.iter().map(|(_, heads)| heads.norm.map(|(weight, _)| weight.tensor()));
+        let tensors = inputs.iter().map(|x| x.tensor()).zip(weights);
+        let y = concat(op.cx, shape, tensors.zip(&forms))?;
+        let result = self.with_remat(op.result(y), || remat_of_all(streams, &forms, shape));
         if !self.requires_grad(&inputs) {
             return Ok(result);
         }
@@ -117,6 +113,50 @@ impl Tape<'_> {
         let saved: Vec<_> = streams.iter().zip(forms).map(stream).collect();
         Ok(self.record(result, move |back, gradient| backward_of_all(back, saved, gradient)))
     }
+}
+
+/// Each stream in its place.
+fn concat<'a>(
+    cx: OpContext<'_>,
+    shape: Shape,
+    streams: impl Iterator<Item = ((&'a Tensor, Option<&'a Tensor>), &'a QkNormRopeConfig)>,
+) -> Result<Tensor> {
+    let mut streams = streams.peekable();
+    let dtype = streams.peek().map_or(Dtype::F32, |((x, _), _)| x.dtype());
+    let mut y = cx.alloc([shape.rows(), shape.width()], dtype)?;
+    let mut first = 0;
+    for ((x, weight), form) in streams {
+        let rows = first..first + x.shape().rows();
+        first = rows.end;
+        y.with_range_mut(rows, |y| forward_into(cx, x, weight, form, y));
+    }
+    Ok(y.into_shape(shape))
+}
+
+fn remat_of_all(
+    streams: &[(&Var, QkNormRope<'_>)],
+    forms: &[QkNormRopeConfig],
+    shape: Shape,
+) -> Remat {
+    let (mut needs, mut saved) = (Vec::new(), Vec::new());
+    for ((x, heads), form) in streams.iter().zip(forms) {
+        let (x, more) = x.to_saved();
+        needs.extend(more);
+        let weight = heads.norm.map(|(weight, _)| {
+            let (weight, more) = weight.to_saved();
+            needs.extend(more);
+            weight
+        });
+        saved.push((x, weight, form.clone()));
+    }
+    Remat::new(needs, move |cx| {
+        let tensors = saved.iter().map(|(x, weight, _)| {
+            Ok((x.get(cx)?, weight.as_ref().map(|weight| weight.get(cx)).transpose()?))
+        });
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let each = tensors.iter().map(|(x, weight)| (x, weight.as_ref()));
+        concat(cx, shape, each.zip(saved.iter().map(|(.., form)| form)))
+    })
 }
 
 /// Each stream's gradient is a part of the whole, in place.
