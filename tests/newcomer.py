@@ -60,7 +60,7 @@ def run_python(folder, before=""):
 # Both programs begin with the same noise: diffusers draws it, and leaves it for hearth.
 SAME_NOISE = """
 import torch
-from diffusers import FluxPipeline, StableDiffusion3Pipeline
+from diffusers import FluxPipeline, QwenImagePipeline, StableDiffusion3Pipeline
 from safetensors.torch import save_file
 
 def prepare_latents(self, batch, channels, height, width, dtype, device, *others):
@@ -75,8 +75,13 @@ def prepare_packed(self, batch, channels, height, width, dtype, device, *others)
     ids = self._prepare_latent_image_ids(batch, rows, columns, device, dtype)
     return self._pack_latents(latents, batch, channels, 2 * rows, 2 * columns), ids
 
+def prepare_qwen(self, batch, channels, height, width, dtype, device, *others):
+    latents = prepare_latents(self, batch, channels, height, width, dtype, device)
+    return self._pack_latents(latents[:, None], batch, channels, *latents.shape[2:])
+
 StableDiffusion3Pipeline.prepare_latents = prepare_latents
 FluxPipeline.prepare_latents = prepare_packed
+QwenImagePipeline.prepare_latents = prepare_qwen
 """
 
 
