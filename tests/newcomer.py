@@ -43,16 +43,16 @@ def hearth(*arguments, cwd):
 def blocks(folder, language):
     """The code of a run's model card."""
     found = re.findall(rf"```{language}\n(.*?)```", (folder / "README.md").read_text(), re.S)
-    assert found, f"the GPU of {folder.name} has no {language} in it"
+    assert found, f"the model card of {folder.name} has no {language} in it"
     return found
 
 
 def run_python(folder, before=""):
-    """Runs each Python snippet of a run's GPU from the run's folder; returns what they printed."""
+    """Runs each Python snippet of a run's model card from the run's folder; returns what they printed."""
     said = ""
     for snippet in blocks(folder, "python"):
         done = subprocess.run([sys.executable, "-c", before + snippet], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, f"the GPU of {folder.name} fails:\n{snippet}\n{done.stderr[-2000:]}"
+        assert done.returncode == 0, f"the model card of {folder.name} fails:\n{snippet}\n{done.stderr[-2000:]}"
         said += done.stdout
     return said
 
@@ -86,7 +86,7 @@ QwenImagePipeline.prepare_latents = prepare_qwen
 
 
 def run_image_card(folder):
-    """By its GPU, diffusers and hearth draw the same image."""
+    """By its model card, diffusers and hearth draw the same image."""
     from PIL import Image, ImageChops, ImageStat
 
     run_python(folder, SAME_NOISE)
@@ -95,7 +95,7 @@ def run_image_card(folder):
     theirs, ours = (Image.open(folder / name).convert("RGB") for name in ("image.png", "hearth.png"))
     apart = max(ImageStat.Stat(ImageChops.difference(theirs, ours)).mean)
     print(f"{folder.name}: diffusers' image is {apart:.2f} of 255 from hearth's")
-    assert apart < APART, f"by the GPU of {folder.name} diffusers draws something else: {apart:.1f} of 255 apart"
+    assert apart < APART, f"by the model card of {folder.name} diffusers draws something else: {apart:.1f} of 255 apart"
 
 
 def images(folder):
@@ -152,7 +152,7 @@ def text_cards(place):
         run = place / name
         hearth("train", "--text", "notes.jsonl", "--base", base, "--out", run, "--quiet", *TEXT_JOB, cwd=place)
         (run / base).symlink_to(place / base)
-        assert run_python(run).strip(), f"the GPU of {name} prints nothing"
+        assert run_python(run).strip(), f"the model card of {name} prints nothing"
 
 
 def interrupted(place):

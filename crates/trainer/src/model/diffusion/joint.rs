@@ -4,11 +4,12 @@
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
-use compute::ops::{Activation, Attention, QkNormRope, Rope, RopePairs};
+use compute::ops::{Activation, Attention, QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
 use compute::{BlockSwap, Tape, Tensor, Var};
 
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
+use crate::model::config::Unsupported;
 use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::Recompute;
 
@@ -83,6 +84,25 @@ pub struct JointPositions {
     pub prompt: Option<Tensor>,
     /// Tokens of image and prompt that count in each sample, u32 `[S]`, if not all do.
     pub lengths: Option<Tensor>,
+}
+
+/// θ of the rotary embedding.
+const THETA: f64 = 10_000.0;
+
+/// The rotary table of tokens, by the position of each on three axes: image index, row and column.
+pub fn rotary_table(tape: &Tape<'_>, axes: [usize; 3], positions: &[f32]) -> Result<Tensor> {
+    let sizes = [positions.len() / axes.len(), axes.iter().sum()];
+    let axes = axes.map(|width| RopeAxis::new(width, THETA));
+    Ok(tape.device().upload(sizes, &rope_table(&axes, positions))?)
+}
+
+/// Checks that the axes of a rotary embedding fill a head.
+pub fn check_axes(axes: [usize; 3], head_dim: usize) -> std::result::Result<(), Unsupported> {
+    let n: usize = axes.iter().sum();
+    let problem = format!("axes_dims_rope sums to {n}, a head has {head_dim}");
+    Unsupported::unless(n == head_dim, problem)?;
+    let is_even = axes.iter().all(|axis| axis.is_multiple_of(2));
+    Unsupported::unless(is_even, format!("axes_dims_rope {axes:?} is odd"))
 }
 
 /// How a stream's queries, keys and values are computed.

@@ -3,7 +3,7 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width. Image tokens come first everywhere; attention does not
 //! depend on the order, and positions are where they are looked up.
 
-use compute::ops::{Activation, PatchOrder, RopeAxis, rope_table};
+use compute::ops::{Activation, PatchOrder};
 use compute::{BlockSwap, Tape, Tensor, Var};
 
 use super::{FluxConfig, PATCH};
@@ -13,14 +13,12 @@ use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, MLP_RATIO, PromptUse,
-    QkvOptions, QkvProjections,
+    QkvOptions, QkvProjections, rotary_table,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
-/// θ of the rotary embedding.
-const THETA: f64 = 10_000.0;
 /// Timesteps and guidance scales are multiplied by this before they are embedded.
 const TIMESTEP_SCALE: f32 = 1000.0;
 
@@ -113,15 +111,11 @@ impl Flux {
         [rows, columns]: [usize; 2],
         n_prompt: usize,
     ) -> Result<[Tensor; 2]> {
-        let axes = self.config.axes_dims_rope.map(|width| RopeAxis::new(width, THETA));
         let place = |at: usize| [0.0, (at / columns) as f32, (at % columns) as f32];
         let image: Vec<f32> = (0..rows * columns).flat_map(place).collect();
         let all = [&image[..], &vec![0.0; 3 * n_prompt]].concat();
-        let upload = |positions: &[f32]| {
-            let sizes = [positions.len() / 3, self.config.attention_head_dim];
-            tape.device().upload(sizes, &rope_table(&axes, positions))
-        };
-        Ok([upload(&image)?, upload(&all)?])
+        let table = |positions| rotary_table(tape, self.config.axes_dims_rope, positions);
+        Ok([table(&image)?, table(&all)?])
     }
 }
 

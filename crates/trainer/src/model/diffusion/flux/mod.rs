@@ -18,7 +18,7 @@ use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
-use super::joint::ATTENTION_LAYERS;
+use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
 use super::text::{
     CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, PromptTemplate, T5_FILES, T5_NAME,
@@ -181,10 +181,7 @@ impl Architecture for FluxConfig {
     }
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
-        let (n, d) = (self.axes_dims_rope.iter().sum::<usize>(), self.attention_head_dim);
-        Unsupported::unless(n == d, format!("axes_dims_rope sums to {n}, a head has {d}"))?;
-        let is_even = self.axes_dims_rope.iter().all(|axis| axis.is_multiple_of(2));
-        Unsupported::unless(is_even, format!("axes_dims_rope {:?} is odd", self.axes_dims_rope))?;
+        check_axes(self.axes_dims_rope, self.attention_head_dim)?;
         let (input, output) = (self.in_channels, self.out_channels.unwrap_or(self.in_channels));
         Unsupported::unless(
             input == output,

@@ -3,7 +3,7 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width. Image tokens come first everywhere, so that a prompt's
 //! padding is at the end; attention does not depend on the order, and positions are where they are looked up.
 
-use compute::ops::{Activation, PatchOrder, RopeAxis, rope_table};
+use compute::ops::{Activation, PatchOrder};
 use compute::{BlockSwap, Tape, Tensor, Var};
 
 use super::QwenImageConfig;
@@ -12,14 +12,12 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::TOKENS;
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
 use crate::model::diffusion::joint::{
-    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, PromptUse,
+    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, PromptUse, rotary_table,
 };
 use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
-/// θ of the rotary embedding.
-const THETA: f64 = 10_000.0;
 /// Timesteps are sigmas, times this.
 const TIMESTEP_SCALE: f32 = 1000.0;
 
@@ -97,18 +95,14 @@ impl QwenImage {
         size: [usize; 2],
         prompts: &[usize],
     ) -> Result<JointPositions> {
-        let axes = self.config.axes_dims_rope.map(|width| RopeAxis::new(width, THETA));
-        let upload = |positions: &[f32]| {
-            let sizes = [positions.len() / 3, self.config.attention_head_dim];
-            tape.device().upload(sizes, &rope_table(&axes, positions))
-        };
+        let table = |positions| rotary_table(tape, self.config.axes_dims_rope, positions);
         let n_prompt = prompts.iter().copied().max().unwrap_or(0);
         let (image, prompt) = places(size, n_prompt);
         let n: usize = size.iter().product();
         let lengths: Vec<u32> = prompts.iter().map(|prompt| (n + prompt) as u32).collect();
         // One sample has no padding.
         let lengths = (prompts.len() > 1).then(|| tape.device().upload([prompts.len()], &lengths));
-        let (image, prompt) = (Some(upload(&image)?), Some(upload(&prompt)?));
+        let (image, prompt) = (Some(table(&image)?), Some(table(&prompt)?));
         Ok(JointPositions { image, prompt, lengths: lengths.transpose()? })
     }
 }

@@ -18,7 +18,7 @@ use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
-use super::joint::ATTENTION_LAYERS;
+use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
 use super::text::templates::QWEN_IMAGE_TEMPLATE;
 use super::text::{
@@ -169,10 +169,7 @@ impl Architecture for QwenImageConfig {
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
         self.check_kind()?;
-        let (n, d) = (self.axes_dims_rope.iter().sum::<usize>(), self.attention_head_dim);
-        Unsupported::unless(n == d, format!("axes_dims_rope sums to {n}, a head has {d}"))?;
-        let is_even = self.axes_dims_rope.iter().all(|axis| axis.is_multiple_of(2));
-        Unsupported::unless(is_even, format!("axes_dims_rope {:?} is odd", self.axes_dims_rope))?;
+        check_axes(self.axes_dims_rope, self.attention_head_dim)?;
         let sizes = [self.patch_size, self.in_channels, self.num_layers, self.width()];
         Unsupported::unless(!sizes.contains(&0), "a size is 0".into())?;
         // Without it, diffusers takes as many channels as a token has values.

@@ -1,0 +1,121 @@
+//! The reference data: tensors of `golden.safetensors` by name.
+
+use std::collections::HashMap;
+
+use compute::{Device, Dtype, Tape, Tensor};
+use weights::load::{LoadOptions, LoadRequest, load, load_f32};
+use weights::{Catalog, TensorEncoding};
+
+use crate::error::Result;
+use crate::model::adapter::LoraWeights;
+use crate::model::diffusion::denoiser::Denoiser;
+
+/// The reference data.
+pub struct ReferenceData {
+    /// Its file.
+    pub catalog: Catalog,
+    /// Rows and columns of tokens, where a denoiser is given latents as tokens.
+    pub size: Option<[usize; 2]>,
+}
+
+impl ReferenceData {
+    pub fn has(&self, name: &str) -> bool {
+        self.catalog.find(name).is_ok()
+    }
+
+    pub fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let tensor = self.catalog.find(name)?;
+        let sizes = tensor.shape.iter().map(|size| *size as usize).collect();
+        Ok((sizes, load_f32(&self.catalog, tensor, 0..tensor.numel())?))
+    }
+
+    /// Rows, and all token ids.
+    pub fn ids(&self, name: &str) -> Result<(usize, Vec<u32>)> {
+        let tensor = self.catalog.find(name)?;
+        let mut bytes = vec![0; tensor.numel() as usize * size_of::<i64>()];
+        let wanted = vec![LoadRequest::whole(tensor, weights::FileDtype::I64, &mut bytes[..])];
+        load(&self.catalog, wanted, LoadOptions::default(), &|_| true)?;
+        let (numbers, _) = bytes.as_chunks::<8>();
+        let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
+        Ok((rows, numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
+    }
+
+    /// The tokens of all samples.
+    pub fn tokens(&self, device: &Device) -> Result<Tensor> {
+        let (rows, ids) = self.ids("in.input_ids")?;
+        Ok(device.upload([rows, ids.len() / rows.max(1)], &ids)?)
+    }
+
+    pub fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {
+        let (sizes, numbers) = self.floats(name)?;
+        Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
+    }
+
+    /// Images [samples, 3, height, width]; a video autoencoder's have a dimension for their one frame.
+    pub fn images(&self, device: &Device, dtype: Dtype) -> Result<Tensor> {
+        let (mut sizes, numbers) = self.floats("in.image")?;
+        if let [_, _, 1, _, _] = sizes[..] {
+            sizes.remove(2);
+        }
+        Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
+    }
+
+    /// How many rows of each sample a mask counts: they come first.
+    pub fn lengths(&self, mask: &str) -> Result<Vec<usize>> {
+        let tensor = self.catalog.find(mask)?;
+        let n = tensor.shape.get(1).map_or(1, |n| *n as usize);
+        let TensorEncoding::Plain(dtype) = tensor.encoding else { return Ok(Vec::new()) };
+        let mut bytes = vec![0; tensor.bytes as usize];
+        let wanted = vec![LoadRequest::whole(tensor, dtype, &mut bytes[..])];
+        load(&self.catalog, wanted, LoadOptions::default(), &|_| true)?;
+        let width = bytes.len() / (tensor.numel() as usize).max(1);
+        let counts: Vec<bool> =
+            bytes.chunks(width.max(1)).map(|one| one.iter().any(|byte| *byte != 0)).collect();
+        let length = |row: &[bool]| row.iter().take_while(|counts| **counts).count();
+        Ok(counts.chunks(n).map(length).collect())
+    }
+
+    /// Rows and columns of tokens, where the reference is given latents as tokens. Where it does not say them, all that
+    /// make up so many tokens: the right one gives the right output.
+    pub fn sizes(&self) -> Result<Vec<Option<[usize; 2]>>> {
+        let given = self.catalog.find("in.hidden_states")?;
+        let &[_, n, _] = &given.shape[..] else { return Ok(vec![None]) };
+        if self.has("in.img_ids") {
+            let (_, places) = self.floats("in.img_ids")?;
+            let most =
+                |axis: usize| places.chunks(3).map(|at| at[axis] as usize).max().unwrap_or(0);
+            return Ok(vec![Some([most(1) + 1, most(2) + 1])]);
+        }
+        let n = n as usize;
+        let divides = |rows: &usize| n.is_multiple_of(*rows);
+        Ok((1..=n).filter(divides).map(|rows| Some([rows, n / rows])).collect())
+    }
+
+    /// Noisy latents [samples, channels, height, width].
+    pub fn latents(&self, model: &Denoiser, tape: &Tape<'_>, dtype: Dtype) -> Result<Tensor> {
+        let given = self.tensor(tape.device(), "in.hidden_states", dtype)?;
+        match self.size {
+            Some(tokens) => model.unpatchify(tape, given, tokens),
+            None => Ok(given),
+        }
+    }
+
+    pub fn adapter(&self) -> Result<HashMap<String, LoraWeights>> {
+        let names = self.catalog.tensors.iter().filter_map(|tensor| {
+            tensor.name.strip_prefix("lora.").and_then(|name| name.strip_suffix(".A"))
+        });
+        let given = |module: &str| {
+            let (sizes, down) = self.floats(&format!("lora.{module}.A"))?;
+            let (_, up) = self.floats(&format!("lora.{module}.B"))?;
+            let magnitude = format!("lora.{module}.M");
+            let magnitude =
+                if self.has(&magnitude) { Some(self.floats(&magnitude)?.1) } else { None };
+            let rank = sizes[0];
+            Ok((
+                module.to_owned(),
+                LoraWeights { rank, alpha: 2.0 * rank as f32, down, up, magnitude },
+            ))
+        };
+        names.map(given).collect()
+    }
+}
