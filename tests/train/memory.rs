@@ -3,10 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock};
 
-use compute::{Device, DeviceKind};
+use compute::{CancelToken, Device, DeviceKind};
 use machine::{Machine, ProbeSource};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
@@ -82,7 +81,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
         start_sampler,
     };
     let options = TrainOptions { resume: folder.join("checkpoints").exists(), force: false };
-    let stop = AtomicBool::new(false);
+    let stop = CancelToken::default();
     let end = train(&raw.resolve().unwrap(), &device_setup, options, &[&listener], &stop);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
     let held = held.into_inner().unwrap();

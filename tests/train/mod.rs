@@ -11,6 +11,7 @@ mod planned;
 mod resume;
 mod screen;
 mod state;
+mod stop;
 mod targets;
 mod texts;
 mod trouble;

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use compute::ComputeError;
 use weights::WeightsError;
 
 use crate::args::{Cli, CliCommand};
@@ -40,7 +41,9 @@ fn main() -> ExitCode {
     _ = failure.report(&mut anstream::stderr().lock());
     match failure {
         Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
-        Failure::Weights(WeightsError::Cancelled) => ExitCode::from(interrupt::EXIT_CODE),
+        Failure::Weights(WeightsError::Cancelled) | Failure::Compute(ComputeError::Cancelled) => {
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         _ => ExitCode::FAILURE,
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
+use crate::cancel::CancelToken;
 use crate::cpu::CpuBackend;
 use crate::cpu::gemm::has_amx;
 use crate::cuda::{self, CudaBackend, KernelCache};
@@ -129,6 +130,8 @@ struct DeviceState {
     arena: Arena,
     /// The tag that callers set for new tensors, if they did.
     tag: Option<Tag>,
+    /// Asked at each allocation, if the work at hand can be abandoned.
+    cancel: Option<CancelToken>,
     recording: Option<MemoryRecording>,
 }
 
@@ -206,7 +209,7 @@ impl Device {
         Self(Arc::new(DeviceInner {
             kind,
             backend,
-            state: Mutex::new(DeviceState { arena, tag: None, recording: None }),
+            state: Mutex::new(DeviceState { arena, tag: None, cancel: None, recording: None }),
             counter: Mutex::default(),
             host_bytes: AtomicUsize::new(0),
             fill_stats: Mutex::default(),
@@ -345,6 +348,20 @@ impl Device {
         let made = make();
         self.state().tag = before;
         made
+    }
+
+    /// Runs `work`, of which nothing stays if it fails: once the token is cancelled, the next allocation is
+    /// [`ComputeError::Cancelled`].
+    pub fn cancellable<T>(&self, token: &CancelToken, work: impl FnOnce() -> T) -> T {
+        let before = self.state().cancel.replace(token.clone());
+        let done = work();
+        self.state().cancel = before;
+        done
+    }
+
+    /// The work at hand has changed what stays, so it is finished whoever asks to stop.
+    pub fn ignore_cancel(&self) {
+        self.state().cancel = None;
     }
 
     /// An uninitialised tensor.
@@ -531,6 +548,9 @@ impl Device {
 
     fn alloc_bytes(&self, bytes: usize, untagged: Tag) -> Result<usize> {
         let mut state = self.state();
+        if state.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
+            return Err(ComputeError::Cancelled);
+        }
         let tag = state.tag.unwrap_or(untagged);
         let offset = state.arena.alloc(bytes, tag)?;
         let extent = state.arena.usage().extent;

@@ -22,6 +22,9 @@ pub enum ComputeError {
         /// What they were asked for.
         tag: Tag,
     },
+    /// Somebody asked to stop, and the work could be abandoned.
+    #[error("interrupted")]
+    Cancelled,
     /// The system refused the arena's address range.
     #[error("cannot reserve an arena of {}", size(*bytes))]
     Reserve {
@@ -317,6 +320,7 @@ impl ComputeError {
             Self::OutOfMemory { .. } => {
                 "plan the run first, use gradient checkpointing, or take a smaller batch"
             }
+            Self::Cancelled => "nothing was left half-done; start again to continue",
             Self::Reserve { .. } | Self::GpuMemory { .. } => {
                 "close other programs, or give a lower memory limit"
             }

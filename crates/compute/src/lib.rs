@@ -8,6 +8,7 @@
 mod arena;
 mod backward;
 mod block_swap;
+mod cancel;
 mod codebook;
 mod cpu;
 mod cuda;
@@ -35,6 +36,7 @@ mod work;
 pub use arena::{Tag, Usage};
 pub use backward::LeafGradients;
 pub use block_swap::BlockSwap;
+pub use cancel::CancelToken;
 pub use cuda::KernelCache;
 pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};

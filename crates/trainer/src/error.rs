@@ -351,7 +351,10 @@ fn bytes(bytes: usize) -> String {
 impl TrainerError {
     /// Whether it is no failure but a request to stop.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, Self::Weights(WeightsError::Cancelled))
+        matches!(
+            self,
+            Self::Weights(WeightsError::Cancelled) | Self::Compute(ComputeError::Cancelled)
+        )
     }
 
     /// The remedy.

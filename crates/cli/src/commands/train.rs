@@ -2,8 +2,8 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use compute::CancelToken;
 use machine::awake::Awake;
 use trainer::config::RunConfig;
 use trainer::config::adapter::AdapterKind;
@@ -127,9 +127,9 @@ pub fn train_with_screen(
     start: TrainOptions,
     screen: &Arc<TrainingScreen>,
 ) -> Result<RunEnd, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (seen, raised) = (Arc::clone(screen), Arc::clone(&stop));
-    interrupt::on_first(move || seen.stop(|| raised.store(true, Ordering::Relaxed)))?;
+    let stop = CancelToken::default();
+    let (seen, raised) = (Arc::clone(screen), stop.clone());
+    interrupt::on_first(move || seen.stop(|| raised.cancel()))?;
     let end = train(config, on, start, &[&|record| screen.on_event(record)], &stop);
     screen.end();
     Ok(end?)

@@ -1,11 +1,12 @@
 //! Where a run says what happens: each event gets its time, is written to `events.jsonl`, and is then
 //! handed to everybody who listens, in their order. Listeners cannot change a run. Who wants it to stop
-//! raises a flag, which the run looks at between two pieces of work.
+//! cancels a token, which the run asks between two pieces of work, and its device at every allocation.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use compute::CancelToken;
 
 use super::journal::Journal;
 use super::{
@@ -20,7 +21,7 @@ pub type EventListener<'a> = &'a (dyn Fn(&EventRecord) + Sync);
 pub struct EventSink<'a> {
     state: Mutex<SinkState>,
     listeners: &'a [EventListener<'a>],
-    stop: &'a AtomicBool,
+    stop: &'a CancelToken,
     begun: Instant,
 }
 
@@ -38,7 +39,7 @@ impl<'a> EventSink<'a> {
         folder: &Path,
         resume: bool,
         listeners: &'a [EventListener<'a>],
-        stop: &'a AtomicBool,
+        stop: &'a CancelToken,
     ) -> Result<Self> {
         let journal = Journal::open(folder, resume)?;
         let state = Mutex::new(SinkState { journal, progress: None, step: 0 });
@@ -102,7 +103,12 @@ impl<'a> EventSink<'a> {
 
     /// Whether nobody asked to stop.
     pub fn should_continue(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed)
+        !self.stop.is_cancelled()
+    }
+
+    /// Who is asked.
+    pub fn cancel_token(&self) -> &CancelToken {
+        self.stop
     }
 
     fn state(&self) -> MutexGuard<'_, SinkState> {
@@ -132,7 +138,7 @@ mod tests {
     /// What a run leaves behind of these, and what a listener heard.
     fn emitted(work: impl Fn(&EventSink<'_>)) -> (Vec<EventRecord>, Vec<EventRecord>) {
         let folder = tempfile::tempdir().unwrap();
-        let (heard, stop) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+        let (heard, stop) = (Mutex::new(Vec::new()), CancelToken::default());
         let listener = |record: &EventRecord| heard.lock().unwrap().push(record.clone());
         work(&EventSink::open(folder.path(), false, &[&listener], &stop).unwrap());
         let mut written = Vec::new();
@@ -186,11 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_flag_stops_whoever_asks() {
-        let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+    fn a_cancelled_token_stops_whoever_asks() {
+        let (folder, stop) = (tempfile::tempdir().unwrap(), CancelToken::default());
         let sink = EventSink::open(folder.path(), false, &[], &stop).unwrap();
         assert!(sink.should_continue() && sink.advance(ProgressUnit::Bytes, 1));
-        stop.store(true, Ordering::Relaxed);
+        stop.cancel();
         assert!(!sink.should_continue() && !sink.advance(ProgressUnit::Bytes, 1));
     }
 }

@@ -204,6 +204,8 @@ impl<'a, T: Task> Session<'a, T> {
             ForwardContext { device, task: *task, config, model, params: &adapters.params };
         forward.forward_backward(step, |tape, loss, seed_gradient| {
             let hook = &mut |key: ParamKey, param: &mut Tensor, gradient: &Tensor| {
+                // A half-updated step cannot be abandoned.
+                device.ignore_cancel();
                 fused.update(optimizer, key, param, gradient, how, max_norm)
             };
             tape.fused_backward_from(loss, seed_gradient, hook).map(drop)

@@ -1,6 +1,6 @@
 //! The start of a run: the model is loaded, and restored from the last checkpoint.
 
-use super::checkpoint::Checkpoints;
+use super::checkpoint::{Checkpoints, TrainProgress};
 use super::device::{MeteredDevice, RunSetup};
 use super::folder::{self, RunOutput};
 use super::identity::Identity;
@@ -26,12 +26,17 @@ pub(super) fn begin<'a, D: DataLoader>(
     events.begin_phase(Phase::Load, ProgressUnit::Bytes, task.file_bytes())?;
     meter.begin(Phase::Load);
     let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
-    let mut session = Session::new(device, task, config, &tick)?;
+    let stop = events.cancel_token();
+    let mut session = device.cancellable(stop, || Session::new(device, task, config, &tick))?;
     let identity = Identity::new(config, task, loader)?;
     let checkpoints = Checkpoints::new(&folder.path, &config.output);
     let mut warnings = Vec::new();
-    let restored = checkpoints.restore(&mut session, &identity, |kind| warnings.push(kind))?;
-    let progress = restored.unwrap_or_default();
+    let restored =
+        checkpoints.restore(&mut session, &identity, &|_| events.should_continue(), |kind| {
+            warnings.push(kind)
+        })?;
+    let saved = restored.as_ref().and_then(TrainProgress::resumable_at);
+    let progress = restored.unwrap_or_else(TrainProgress::before_first_step);
     let total_steps = config.train.n_steps(loader.batches_per_epoch());
     if progress.step > total_steps {
         let (taken, path) = (progress.step, folder.path.clone());
@@ -82,6 +87,7 @@ pub(super) fn begin<'a, D: DataLoader>(
         progress,
         total_steps,
         meter,
+        saved,
         is_sampling_warned: false,
         events,
     })

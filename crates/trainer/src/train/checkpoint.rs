@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 
 use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
-use weights::Catalog;
 use weights::load::{LoadOptions, LoadRequest, load};
 use weights::write::AtomicFile;
+use weights::{BytesDoneFn, Catalog};
 
 use super::health::Health;
 use super::identity::Identity;
@@ -56,6 +56,9 @@ pub struct TrainProgress {
     /// Whether validation and samples of the last step are still to be done.
     #[serde(default, alias = "is_look_due")]
     pub is_evaluation_due: bool,
+    /// Whether only the samples of these are still to be done.
+    #[serde(default)]
+    pub is_validated: bool,
     /// Seconds spent.
     pub secs: f64,
     /// In f16.
@@ -84,13 +87,33 @@ pub struct BestValidation {
     pub loss: f64,
 }
 
+/// How far a run is. All else follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResumePoint {
+    step: u64,
+    is_evaluation_due: bool,
+    is_validated: bool,
+}
+
 impl TrainProgress {
+    /// Of a new run, which begins with an evaluation.
+    pub fn before_first_step() -> Self {
+        Self { is_evaluation_due: true, ..Self::default() }
+    }
+
     /// Records the held-out loss after the last step. Before the first there is no checkpoint to keep.
     pub fn record_validation(&mut self, loss: f64) {
         let is_lower = self.best.is_none_or(|best| loss < best.loss) && loss.is_finite();
         if is_lower && self.step > 0 {
             self.best = Some(BestValidation { step: self.step, loss });
         }
+    }
+
+    /// Where a run resumes with this progress, unless it was saved for its held-out loss alone.
+    pub fn resumable_at(&self) -> Option<ResumePoint> {
+        let Self { step, is_evaluation_due, is_validated, .. } = *self;
+        let is_counted = self.best_only != Some(step);
+        is_counted.then_some(ResumePoint { step, is_evaluation_due, is_validated })
     }
 
     /// Whether no held-out loss was lower than that after the last step.
@@ -207,18 +230,20 @@ impl Checkpoints {
         &self,
         session: &mut Session<'_, impl Task>,
         identity: &Identity,
+        tick: BytesDoneFn<'_>,
         mut warn: impl FnMut(WarningKind),
     ) -> Result<Option<TrainProgress>> {
         let mut latest_error = None;
         for step in self.steps() {
             let folder = self.folder.join(name(step));
-            match read_metadata(&folder) {
+            match read_metadata(&folder, tick) {
                 Ok(metadata) => {
                     let changed = metadata.identity.check(identity, &folder)?;
-                    read_tensors(&folder.join(STATE), session.state_dict()?)?;
+                    read_tensors(&folder.join(STATE), session.state_dict()?, tick)?;
                     changed.into_iter().map(WarningKind::SettingChanged).for_each(&mut warn);
                     return Ok(Some(metadata.progress));
                 }
+                Err(error) if error.is_cancelled() => return Err(error),
                 Err(error) => {
                     warn(WarningKind::CheckpointSkipped { problem: error.to_string() });
                     latest_error.get_or_insert(error);
@@ -254,7 +279,7 @@ fn remove(folder: &Path) -> io::Result<()> {
 }
 
 /// The metadata of a checkpoint whose checksum matches.
-fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
+fn read_metadata(folder: &Path, tick: BytesDoneFn<'_>) -> Result<CheckpointMetadata> {
     let path = folder.join(PROGRESS);
     let text = fs::read_to_string(&path).map_err(|source| TrainerError::Io {
         what: "read",
@@ -267,7 +292,7 @@ fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
     if !(1..=VERSION).contains(&metadata.version) {
         return Err(wrong(format!("it has version {}, expected 1 to {VERSION}", metadata.version)));
     }
-    let found = weights::checksum::checksum(&folder.join(STATE), &|_| true)?.to_hex().to_string();
+    let found = weights::checksum::checksum(&folder.join(STATE), tick)?.to_hex().to_string();
     if found != metadata.checksum {
         let expected = &metadata.checksum;
         return Err(wrong(format!("{STATE} has checksum {found}, expected {expected}")));
@@ -275,7 +300,11 @@ fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
     Ok(metadata)
 }
 
-fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> {
+fn read_tensors(
+    path: &Path,
+    tensors: Vec<(String, &mut Tensor)>,
+    tick: BytesDoneFn<'_>,
+) -> Result<()> {
     let catalog = Catalog::open(path)?;
     let (mut found_all, mut into_all) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors {
@@ -293,7 +322,7 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
         let wanted = found_all[range].iter().zip(parts);
         let wanted = wanted
             .map(|((found, dtype), part)| LoadRequest::whole(found, *dtype, UploadTarget(part)));
-        Ok(load(&catalog, wanted.collect(), LoadOptions::default(), &|_| true)?)
+        Ok(load(&catalog, wanted.collect(), LoadOptions::default(), tick)?)
     })
 }
 
@@ -348,7 +377,7 @@ mod tests {
     #[test]
     fn progress_without_newer_fields_is_read() {
         let mut page = serde_json::to_value(TrainProgress::default()).unwrap();
-        for key in ["best", "best_only"] {
+        for key in ["best", "best_only", "is_validated"] {
             page.as_object_mut().unwrap().remove(key).unwrap();
         }
         let progress: TrainProgress = serde_json::from_value(page).unwrap();

@@ -17,6 +17,8 @@ pub(super) struct RunStatus {
     pub is_plateau: bool,
     /// Somebody asked it to stop.
     pub is_interrupted: bool,
+    /// Validation and samples of the step were abandoned when that was asked.
+    pub is_evaluation_due: bool,
     /// No held-out loss was lower than the one just measured.
     pub is_best: bool,
 }
@@ -42,15 +44,18 @@ pub(super) enum SaveReason {
 /// Decides whether a run ends and whether it is saved. Only here, and from the status alone: machines that train
 /// together would share it, and all do the same. A run that ends is saved.
 pub(super) fn decide(status: RunStatus, output: &OutputConfig) -> LoopDecision {
-    let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } = status;
+    let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_best, .. } = status;
+    let RunStatus { is_interrupted, is_evaluation_due, .. } = status;
     let reasons = [
         (is_unhealthy, EndReason::Unhealthy),
+        // A last step whose evaluation is missing is finished by the run that resumes.
+        (is_interrupted && is_evaluation_due, EndReason::Interrupted),
         (is_plateau, EndReason::Plateau),
         (step >= total_steps, EndReason::Finished),
         (is_interrupted, EndReason::Interrupted),
     ];
     let end = reasons.into_iter().find_map(|(holds, why)| holds.then_some(why));
-    let save = if end.is_some() || is_due(output.save_every, step) {
+    let save = if end.is_some() || (step > 0 && is_due(output.save_every, step)) {
         Some(SaveReason::Latest)
     } else {
         (output.keep_best && is_best).then_some(SaveReason::Best)
@@ -87,7 +92,7 @@ mod tests {
     fn a_run_ends_and_is_saved_by_its_status() {
         use EndReason::{Finished, Interrupted, Plateau, Unhealthy};
         type Change = fn(&mut RunStatus);
-        let cases: [(Change, Option<EndReason>, Option<SaveReason>); 10] = [
+        let cases: [(Change, Option<EndReason>, Option<SaveReason>); 12] = [
             (|_| {}, None, None),
             (|s| s.step = 5, None, Some(SaveReason::Latest)),
             (|s| s.is_best = true, None, Some(SaveReason::Best)),
@@ -97,6 +102,13 @@ mod tests {
             (|s| s.is_interrupted = true, Some(Interrupted), Some(SaveReason::Latest)),
             // A run that was interrupted in its last step is done.
             (|s| (s.step, s.is_interrupted) = (10, true), Some(Finished), Some(SaveReason::Latest)),
+            // Unless its evaluation is missing.
+            (
+                |s| (s.step, s.is_interrupted, s.is_evaluation_due) = (10, true, true),
+                Some(Interrupted),
+                Some(SaveReason::Latest),
+            ),
+            (|s| s.step = 0, None, None),
             (|s| (s.step, s.is_plateau) = (10, true), Some(Plateau), Some(SaveReason::Latest)),
             (
                 |s| (s.is_plateau, s.is_unhealthy) = (true, true),

@@ -127,10 +127,9 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::Mutex;
-    use std::sync::atomic::AtomicBool;
 
     use compute::gpu::{GpuAdapterKind, GpuChoice, GpuFault, adapters};
-    use compute::{Device, DeviceKind};
+    use compute::{CancelToken, Device, DeviceKind};
     use machine::{Machine, ProbeSource};
 
     use crate::config::RawConfig;
@@ -201,7 +200,7 @@ save_every = 2
             let n_command_buffers = opened.as_ref().map_or(0, Device::n_command_buffers);
             events.lock().unwrap().push((record.event.clone(), n_command_buffers));
         };
-        let stop = AtomicBool::new(false);
+        let stop = CancelToken::default();
         let end = train(&config, &device_setup, TrainOptions::default(), &[&listener], &stop);
         (end, events.into_inner().unwrap())
     }

@@ -2,7 +2,6 @@
 //! job with the plateau schedule.
 
 use compute::ComputeError;
-use weights::WeightsError;
 
 use super::decision::is_due;
 use super::run::TrainingRun;
@@ -11,21 +10,25 @@ use crate::config::optimizer::LrSchedule;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Phase, WarningKind};
 use crate::optim::schedule;
+use crate::task::session::Session;
 use crate::task::traits::DataLoader;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
-    /// Validates and writes samples when due.
+    /// Validates and writes samples when due. If somebody asks to stop, what is not complete is done again by the run
+    /// that resumes.
     pub(super) fn evaluate(&mut self) -> Result<()> {
         let (step, config) = (self.progress.step, self.config);
         let is_last = step == self.total_steps;
         let every = Switch::On(config.train.validate_every);
-        if self.loader.n_held_out() > 0 && (is_due(every, step) || is_last) {
+        let is_validation_due = is_due(every, step) || is_last;
+        if self.loader.n_held_out() > 0 && is_validation_due && !self.progress.is_validated {
             self.validate()?;
         }
+        self.progress.is_validated = true;
         if is_due(config.data.sample_every(), step) || (is_last || step == 0) {
             self.write_samples()?;
         }
-        self.progress.is_evaluation_due = false;
+        (self.progress.is_evaluation_due, self.progress.is_validated) = (false, false);
         Ok(())
     }
 
@@ -42,8 +45,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Over all held-out samples, one at a time.
     fn validation_loss(&mut self) -> Result<f64> {
-        let Self { session, loader, meter, .. } = self;
-        session.with_ema(|session| {
+        let Self { session, loader, meter, device, events, .. } = self;
+        let mut validate = |session: &Session<'_, D::Task>| {
             let (mut sum, mut weight) = (0.0, 0.0);
             for index in 0..loader.n_held_out() {
                 let (size, micro_batches) = loader.held_out(index)?;
@@ -54,7 +57,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
                 }
             }
             Ok(sum / weight)
-        })
+        };
+        session.with_ema(|session| device.cancellable(events.cancel_token(), || validate(session)))
     }
 
     /// Lowers the learning rate where the loss has stopped falling, if the schedule asks for it.
@@ -78,13 +82,13 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let should_continue = || events.should_continue();
         let written = session.with_ema(|session| {
             let trainable = session.trainable_model();
-            loader.write_samples(device, trainable, folder, step, &should_continue)
+            device.cancellable(events.cancel_token(), || {
+                loader.write_samples(device, trainable, folder, step, &should_continue)
+            })
         });
         self.end_phases()?;
         match written {
             Ok(events) => self.events.emit_all(events),
-            // The run saves and ends in the loop.
-            Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
             Err(TrainerError::Compute(ComputeError::OutOfMemory {
                 asked, in_use, limit, ..
             })) => self.warn_no_samples([asked, in_use, limit]),

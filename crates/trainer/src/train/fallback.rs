@@ -1,5 +1,6 @@
 //! Out of memory: the same work again in smaller micro-batches, or with more gradient checkpointing, at the
-//! next of the plan's memory levels. The governor decides when to return to a higher level.
+//! next of the plan's memory levels. The governor decides when to return to a higher level. And a request to stop: the
+//! work at hand is abandoned.
 
 use compute::ComputeError;
 
@@ -49,5 +50,13 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
         let fallback = MemoryFallback { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
         self.events.emit(Event::MemoryFallback(fallback))
+    }
+}
+
+/// The result of work of which nothing stays if it fails; none if it was abandoned because somebody asked to stop.
+pub(super) fn unless_cancelled<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Err(error) if error.is_cancelled() => Ok(None),
+        done => done.map(Some),
     }
 }

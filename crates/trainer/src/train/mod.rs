@@ -13,6 +13,7 @@ mod fallback;
 pub(crate) mod folder;
 pub mod full;
 mod health;
+mod health_events;
 mod identity;
 pub mod language;
 mod layers;
@@ -26,7 +27,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicBool;
+use compute::CancelToken;
 
 use self::begin::begin;
 pub use self::device::DeviceSetup;
@@ -57,13 +58,13 @@ pub struct TrainOptions {
 }
 
 /// Trains: opens the model, prepares the dataset, plans, runs the loop, exports the result. Every listener
-/// gets each event; when `stop` is set, the run saves and ends.
+/// gets each event; when `stop` is cancelled, the run saves and ends.
 pub fn train(
     config: &RunConfig,
     device_setup: &DeviceSetup<'_>,
     options: TrainOptions,
     listeners: &[EventListener<'_>],
-    stop: &AtomicBool,
+    stop: &CancelToken,
 ) -> Result<RunEnd> {
     output_folder::check(config, &[])?;
     let folder = RunFolder::open(&config.output.folder, options)?;

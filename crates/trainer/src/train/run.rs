@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use compute::Device;
 
-use super::checkpoint::{Checkpoints, TrainProgress};
-use super::decision::{RunStatus, SaveReason, decide};
+use super::checkpoint::{Checkpoints, ResumePoint, TrainProgress};
+use super::decision::{LoopDecision, RunStatus, SaveReason, decide};
 use super::divergence;
-use super::health;
+use super::fallback::unless_cancelled;
 use super::identity::Identity;
 use super::meter::PhaseMeter;
 use super::pacing::Pacing;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::event::{EndReason, Event, EventSink, RunEnd, StepMetrics, Warning, WarningKind};
+use crate::event::{EndReason, Event, EventSink, RunEnd, Warning, WarningKind};
 use crate::optim::schedule;
 use crate::task::session::{Session, TrainedWeights};
 use crate::task::traits::DataLoader;
@@ -45,6 +45,8 @@ pub struct TrainingRun<'a, D: DataLoader> {
     pub total_steps: u64,
     /// Memory of its phases.
     pub meter: &'a mut PhaseMeter,
+    /// Where the last checkpoint resumes.
+    pub saved: Option<ResumePoint>,
     /// Whether the warning was emitted that there is no memory for samples.
     pub is_sampling_warned: bool,
     /// Where it emits events.
@@ -56,30 +58,35 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub fn train_loop(&mut self) -> Result<RunEnd> {
         let begun = Instant::now();
         let secs_before = self.progress.secs;
-        if self.progress.step == 0 || self.progress.is_evaluation_due {
-            self.evaluate()?;
-        }
+        // A run that was interrupted has an evaluation to do, and a finished one that was killed before its
+        // export takes no more steps.
+        let mut decision = self.evaluate_and_decide(false)?;
         let mut ahead = self.loader.read_from(self.progress.batches);
-        // A finished run that was killed before its export takes no more steps.
-        let mut decision = decide(self.status(), &self.config.output);
         let reason = loop {
             if let Some(reason) = decision.end {
                 break reason;
             }
-            let step = self.step(&mut ahead)?;
-            self.events.emit(Event::Step(step.clone()))?;
+            let step = unless_cancelled(self.step(&mut ahead))?;
             self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
-            let is_unhealthy = self.check_health(&step)?;
-            self.evaluate()?;
-            let is_interrupted = !self.events.should_continue();
-            let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
-            decision = decide(status, &self.config.output);
-            decision.save.map_or(Ok(()), |save| self.save(save))?;
+            let is_unhealthy = step.map_or(Ok(false), |step| self.emit_step(step))?;
+            decision = self.evaluate_and_decide(is_unhealthy)?;
         };
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let (step, energy) = (self.progress.step, self.pacing.energy());
         let best = self.checkpoints.best(&self.progress);
         Ok(RunEnd { step, reason, secs, peak_bytes, energy, loss: None, best })
+    }
+
+    /// Validates and writes samples if that is to be done; decides, and saves if that is decided.
+    fn evaluate_and_decide(&mut self, is_unhealthy: bool) -> Result<LoopDecision> {
+        if self.progress.is_evaluation_due {
+            unless_cancelled(self.evaluate())?;
+        }
+        let is_interrupted = !self.events.should_continue();
+        let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
+        let decision = decide(status, &self.config.output);
+        decision.save.map_or(Ok(()), |save| self.save(save))?;
+        Ok(decision)
     }
 
     /// As far as the progress knows it.
@@ -91,32 +98,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             total_steps: self.total_steps,
             is_plateau: matches!(limit, Switch::On(limit) if n_without >= limit),
             is_best: self.progress.is_best(),
+            is_evaluation_due: self.progress.is_evaluation_due,
             ..RunStatus::default()
         }
-    }
-
-    /// Emits warnings about the step; returns whether the run has to end.
-    fn check_health(&mut self, step: &StepMetrics) -> Result<bool> {
-        let found = self.progress.health.observe(step);
-        if self.progress.step.is_multiple_of(health::WINDOW as u64) {
-            self.emit_health()?;
-        }
-        let is_fatal = found.iter().any(health::is_fatal);
-        found.into_iter().try_for_each(|kind| self.warn(kind))?;
-        Ok(is_fatal)
-    }
-
-    fn emit_health(&mut self) -> Result<()> {
-        let health = &self.progress.health;
-        let Some((before, now)) = health.windows() else { return Ok(()) };
-        self.events.emit(Event::Health {
-            step: self.progress.step,
-            loss: now.mean,
-            spread: now.spread,
-            trend: now.mean / before.mean - 1.0,
-            grad_norm: health.grad_norm(),
-            skipped: health.n_skipped(),
-        })
     }
 
     /// Warns of a diverged result, which is not exported unless forced.
@@ -149,11 +133,16 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         self.events.emit(Event::Warning(Warning { step: self.progress.step, kind }))
     }
 
+    /// Saves a checkpoint, unless the last one is the same: a run that is asked to stop while it saves ends with that.
     pub(super) fn save(&mut self, save: SaveReason) -> Result<()> {
-        let Self { progress, checkpoints, .. } = self;
+        let Self { progress, checkpoints, saved, .. } = self;
+        if saved.is_some() && *saved == progress.resumable_at() {
+            return Ok(());
+        }
         let replaced = progress.record_save(save == SaveReason::Best);
         let path = checkpoints.save(&mut self.session, progress, &self.identity)?;
         checkpoints.remove_old(progress, replaced)?;
+        *saved = progress.resumable_at();
         self.events.emit(Event::Checkpoint { step: self.progress.step, path })
     }
 }

@@ -7,8 +7,12 @@
 //! apply        the optimizer step. All or nothing
 //! ```
 //!
+//! Somebody who asks to stop is heard at every allocation of `accumulate`: the gradients are dropped and the step does
+//! not count. What is reduced is applied.
+//!
 //! With a fused backward pass the optimizer steps are part of `accumulate`, parameter by parameter. From the first of
-//! them on the step cannot be repeated, and out of memory ends the run (`fallback.rs`).
+//! them on the step cannot be repeated: out of memory ends the run (`fallback.rs`), and a request to stop waits for the
+//! end of the step.
 //!
 //! Machines that train together would differ in `accumulate`, agree after `reduce`, and do the same in
 //! `apply`. The samples of a step and its random numbers follow from its number alone.
@@ -81,8 +85,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Accumulates gradients of the step's batches. A retry begins at the step's first batch, with the same
     /// random numbers.
     fn accumulate(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
+        let (device, stop) = (self.device, self.events.cancel_token());
         self.with_fallback(|run| {
-            let accumulated = run.accumulate_once(ahead);
+            let accumulated = device.cancellable(stop, || run.accumulate_once(ahead));
             if accumulated.is_err() {
                 *ahead = run.loader.read_from(run.progress.batches);
             }

@@ -130,7 +130,7 @@ fn with_job(
     let listener = |record: &EventRecord| {
         log.lock().unwrap().push((record.event.clone(), device.usage().in_use));
     };
-    let (listeners, stop) = ([&listener as EventListener<'_>], AtomicBool::new(false));
+    let (listeners, stop) = ([&listener as EventListener<'_>], CancelToken::default());
     let events = EventSink::open(&folder.path, false, &listeners, &stop).unwrap();
     let setup = RunSetup { device_setup: &device_setup, plan: &plan, levels: &levels };
     let mut loader = ImageLoader::new(task, &config, index, plan.tiling).unwrap();
@@ -164,7 +164,7 @@ fn again(
     start: &[(String, Vec<u8>)],
 ) -> Result<RunEnd> {
     put_back(run, start);
-    (run.progress, run.is_sampling_warned) = (TrainProgress::default(), false);
+    (run.progress, run.is_sampling_warned) = (TrainProgress::before_first_step(), false);
     run.pacing = run.pacing.with_levels(levels);
     run.train_loop()
 }

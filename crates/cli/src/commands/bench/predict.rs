@@ -13,10 +13,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use compute::{Device, DeviceKind, WorkStats};
+use compute::{CancelToken, Device, DeviceKind, WorkStats};
 use machine::{Machine, ProbeSource};
 use trainer::TrainerError;
 use trainer::bench::cases::folder::{self, BenchModelSize};
@@ -290,7 +289,7 @@ fn run_training(
             steps.lock().unwrap_or_else(PoisonError::into_inner).push((computed, device.work()));
         }
     };
-    let (on, stop) = (DeviceSetup { open: Box::new(open), ..on }, AtomicBool::new(false));
+    let (on, stop) = (DeviceSetup { open: Box::new(open), ..on }, CancelToken::default());
     train(config, &on, TrainOptions::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let done = match (steps.get(WARM_UP - 1), steps.last()) {

@@ -10,12 +10,11 @@
 //!   peer.safetensors     the peer's
 //! ```
 
-use compute::Dtype;
+use compute::{CancelToken, Dtype};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
@@ -301,7 +300,7 @@ fn run_training(
             steps.push((step.secs * 1e3, step.wait_secs * 1e3, cpu_ms));
         }
     };
-    let (on, stop) = (engine.device_setup(None)?, AtomicBool::new(false));
+    let (on, stop) = (engine.device_setup(None)?, CancelToken::default());
     train(config, &on, TrainOptions::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let threads = engine.threads() as f64;

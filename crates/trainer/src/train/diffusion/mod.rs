@@ -340,11 +340,15 @@ fn encode(
     let ((), device) =
         device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);
-            caching.encode(device, setup.plan.encoder_loading, &|event| {
+            let on_progress = |event| {
                 if let progress::ProgressEvent::Phase { name, .. } = event {
                     meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name.into());
                 }
                 emit_progress(events, event)
+            };
+            let loading = setup.plan.encoder_loading;
+            device.cancellable(events.cancel_token(), || {
+                caching.encode(device, loading, &on_progress)
             })
         })?;
     Ok((Arc::new(caching.finish()?), device))

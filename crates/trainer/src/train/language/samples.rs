@@ -7,7 +7,7 @@ use compute::Device;
 use super::LanguageTask;
 use crate::config::Switch;
 use crate::config::generate::GenerationConfig;
-use crate::cost::Cost;
+use crate::cost::{Cost, check_cancelled};
 use crate::error::Result;
 use crate::event::Event;
 use crate::model::llama::Llama;
@@ -89,14 +89,17 @@ impl<'a> SampleTextWriter<'a> {
         let mut events = Vec::with_capacity(self.prompts.len());
         for (number, (prompt, ids)) in self.prompts.iter().enumerate() {
             let request = self.request(ids, number);
-            let mut written = Vec::new();
+            let (mut written, mut is_wanted) = (Vec::new(), true);
             let mut take = |id| {
                 written.push(id);
-                should_continue()
+                is_wanted = should_continue();
+                is_wanted
             };
             let TrainableModel { model, params, .. } = trainable;
             let is_end = |id| tokenizer.is_eos(id);
             text::generate(device, model, params, &request, &is_end, &mut take)?;
+            // Half a text is none.
+            check_cancelled(is_wanted)?;
             let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
             events.push(Event::TextSample { step, prompt, text, seed: request.sampler.seed });
         }

@@ -1,0 +1,34 @@
+//! A step's event, and those about its health, which `health.rs` judges.
+
+use super::health;
+use super::run::TrainingRun;
+use crate::error::Result;
+use crate::event::{Event, StepMetrics};
+use crate::task::traits::DataLoader;
+
+impl<D: DataLoader> TrainingRun<'_, D> {
+    /// Emits a step and warnings about it; returns whether the run has to end.
+    pub(super) fn emit_step(&mut self, step: StepMetrics) -> Result<bool> {
+        let found = self.progress.health.observe(&step);
+        self.events.emit(Event::Step(step))?;
+        if self.progress.step.is_multiple_of(health::WINDOW as u64) {
+            self.emit_health()?;
+        }
+        let is_fatal = found.iter().any(health::is_fatal);
+        found.into_iter().try_for_each(|kind| self.warn(kind))?;
+        Ok(is_fatal)
+    }
+
+    fn emit_health(&mut self) -> Result<()> {
+        let health = &self.progress.health;
+        let Some((before, now)) = health.windows() else { return Ok(()) };
+        self.events.emit(Event::Health {
+            step: self.progress.step,
+            loss: now.mean,
+            spread: now.spread,
+            trend: now.mean / before.mean - 1.0,
+            grad_norm: health.grad_norm(),
+            skipped: health.n_skipped(),
+        })
+    }
+}
