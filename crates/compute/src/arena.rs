@@ -5,9 +5,12 @@
 //! offset never depends on the limit: a sequence of allocations that needed N bytes once always fits into N
 //! bytes. Only a limit that is lowered below what is in use changes that: nothing new is placed beyond it,
 //! and what is there already stays.
+//!
+//! Where memory is made of buffers ([`BufferLayout`]), no block lies across two of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use crate::{ComputeError, Result};
 
@@ -66,14 +69,49 @@ pub struct Usage {
     pub by_tag_at_peak: [usize; Tag::ALL.len()],
 }
 
+/// Where the buffers begin and end that an arena's memory is made of: from zero on, each as large as it can be,
+/// and from `resident_bytes` on again. So no buffer has both what lives as long as a run and what does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferLayout {
+    /// Bytes of a buffer at most.
+    pub buffer_bytes: usize,
+    /// The first bytes of the arena, for what lives as long as a run. A multiple of the alignment.
+    pub resident_bytes: usize,
+}
+
+impl BufferLayout {
+    /// The buffer that a byte lies in.
+    pub fn buffer_at(&self, offset: usize) -> Range<usize> {
+        let Self { buffer_bytes, resident_bytes } = *self;
+        if offset < resident_bytes {
+            let start = offset - offset % buffer_bytes;
+            start..start.saturating_add(buffer_bytes).min(resident_bytes)
+        } else {
+            let start = offset - (offset - resident_bytes) % buffer_bytes;
+            start..start.saturating_add(buffer_bytes)
+        }
+    }
+
+    /// The first offset from `start` on at which a block lies within one buffer. It is no larger than a buffer.
+    fn place(&self, mut start: usize, size: usize) -> usize {
+        loop {
+            let buffer = self.buffer_at(start);
+            if size <= buffer.end - start || buffer.end == usize::MAX {
+                return start;
+            }
+            // The next one may be too short as well: the last of the resident part.
+            start = buffer.end;
+        }
+    }
+}
+
 pub(crate) struct Arena {
     /// Bytes there are.
     size: usize,
     /// Nothing new ends beyond this.
     limit: usize,
     alignment: usize,
-    /// No block lies across a multiple of this, where another buffer begins.
-    buffer: usize,
+    buffers: BufferLayout,
     /// Everything from here on is free.
     top: usize,
     taken: BTreeMap<usize, (usize, Tag)>,
@@ -92,7 +130,7 @@ impl Arena {
             size,
             limit: size,
             alignment,
-            buffer: usize::MAX,
+            buffers: BufferLayout { buffer_bytes: usize::MAX, resident_bytes: 0 },
             top: 0,
             taken: BTreeMap::new(),
             holes: BTreeMap::new(),
@@ -104,8 +142,33 @@ impl Arena {
     }
 
     /// With buffers of so many bytes each.
-    pub fn in_buffers(self, bytes: usize) -> Self {
-        Self { buffer: bytes, ..self }
+    pub fn in_buffers(mut self, bytes: usize) -> Self {
+        self.buffers.buffer_bytes = bytes;
+        self
+    }
+
+    /// Sets how much of it is for what lives as long as a run.
+    ///
+    /// # Panics
+    /// If anything is allocated: it may lie across the boundary.
+    pub fn set_resident(&mut self, bytes: usize) {
+        assert!(self.taken.is_empty(), "buffers are laid out before anything is allocated");
+        self.buffers.resident_bytes = bytes.next_multiple_of(self.alignment);
+    }
+
+    /// Where its buffers begin and end.
+    pub fn buffers(&self) -> BufferLayout {
+        self.buffers
+    }
+
+    /// Where live blocks begin in a range of bytes.
+    pub fn blocks_in(&self, range: &Range<usize>) -> impl Iterator<Item = usize> {
+        self.taken.range(range.clone()).map(|(start, _)| *start)
+    }
+
+    /// Nothing new ends beyond this.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Sets the limit for new allocations, at most the arena's size.
@@ -191,33 +254,27 @@ impl Arena {
     }
 
     fn find_offset(&mut self, size: usize) -> Option<usize> {
-        if size > self.buffer {
+        if size > self.buffers.buffer_bytes {
             return None;
         }
         let mut holes = self.holes_by_size.range((size, 0)..);
         let fits = |&&(length, hole): &&(usize, usize)| {
-            let end = self.within_buffer(hole, size) + size;
+            let end = self.buffers.place(hole, size) + size;
             end <= hole + length && end <= self.limit
         };
         if let Some(&(length, hole)) = holes.find(fits) {
-            let start = self.within_buffer(hole, size);
+            let start = self.buffers.place(hole, size);
             self.remove_hole(hole, length);
             self.keep_hole(hole, start);
             self.keep_hole(start + size, hole + length);
             return Some(start);
         }
-        let start = self.within_buffer(self.top, size);
+        let start = self.buffers.place(self.top, size);
         let end = start.checked_add(size).filter(|end| *end <= self.limit)?;
         self.keep_hole(self.top, start);
         self.top = end;
         self.usage.extent = self.usage.extent.max(end);
         Some(start)
-    }
-
-    /// The first offset from `start` on at which a block lies within one buffer.
-    fn within_buffer(&self, start: usize, size: usize) -> usize {
-        let left = self.buffer - start % self.buffer;
-        if size <= left { start } else { start.saturating_add(left) }
     }
 
     fn count(&mut self, size: usize, tag: Tag) {
@@ -329,6 +386,48 @@ mod tests {
             assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
         }
         assert!(Arena::new(1 << 20, 64).in_buffers(10_048).alloc(10_049, Tag::Data).is_err());
+    }
+
+    #[test]
+    fn no_block_lies_across_the_end_of_the_resident_part() {
+        // Multiples of the buffer, and sizes that leave a last buffer of 64 bytes or half a buffer.
+        for resident in [0, 10_048, 10_112, 15_104, 30_144] {
+            let new = |size| {
+                let mut arena = Arena::new(size, 64).in_buffers(10_048);
+                arena.set_resident(resident);
+                arena
+            };
+            for seed in 0..20 {
+                let mut arena = new(1 << 20);
+                let held = churn(&mut arena, seed, 2000);
+                let layout = arena.buffers();
+                for (offset, bytes) in &held {
+                    let buffer = layout.buffer_at(*offset);
+                    assert!(buffer.end - buffer.start <= 10_048);
+                    assert!(buffer.end <= resident || buffer.start >= resident, "{buffer:?}");
+                    assert!(offset + bytes <= buffer.end, "{offset} {bytes} {buffer:?}");
+                    assert!(arena.blocks_in(&buffer).any(|start| start == *offset));
+                }
+                let mut exact = new(arena.usage().extent);
+                assert_eq!(churn(&mut exact, seed, 2000), held);
+                let left: Vec<usize> = arena.taken.keys().copied().collect();
+                for offset in left {
+                    arena.free(offset);
+                }
+                assert_eq!(arena.blocks_in(&layout.buffer_at(resident)).next(), None);
+                assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_skips_a_last_resident_buffer_that_is_too_short() {
+        let mut arena = Arena::new(1 << 20, 64).in_buffers(1024);
+        arena.set_resident(1024 + 128);
+        assert_eq!(arena.alloc(960, Tag::Weights).unwrap(), 0);
+        assert_eq!(arena.alloc(512, Tag::Activations).unwrap(), 1152);
+        assert_eq!(arena.alloc(128, Tag::Weights).unwrap(), 1024);
+        assert_eq!(arena.alloc(1024, Tag::Activations).unwrap(), 1152 + 1024);
     }
 
     #[test]

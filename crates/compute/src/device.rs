@@ -2,7 +2,7 @@
 //! the device it stands for, and no memory behind it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
@@ -169,7 +169,7 @@ impl Device {
     /// at a time. Kernels are compiled when they are first used in this process.
     pub fn gpu(choice: gpu::GpuChoice, limit_bytes: usize) -> Result<Self> {
         let open = |limit_bytes| -> Result<Self> {
-            let (gpu, kind) = GpuBackend::open(choice, limit_bytes)?;
+            let (gpu, kind) = GpuBackend::open(choice)?;
             Ok(Self::with(kind, Backend::Gpu(Box::new(gpu)), limit_bytes))
         };
         let device = open(limit_bytes)?;
@@ -188,7 +188,7 @@ impl Device {
         limit_bytes: usize,
         change: impl FnOnce(&mut gpu::GpuAdapter),
     ) -> Self {
-        let (gpu, kind) = GpuBackend::alone(choice, limit_bytes, change);
+        let (gpu, kind) = GpuBackend::alone(choice, change);
         Self::with(kind, Backend::Gpu(Box::new(gpu)), limit_bytes)
     }
 
@@ -251,14 +251,45 @@ impl Device {
         self.state().arena.set_limit(bytes);
     }
 
-    /// Gives memory above the last live tensor back to the system, which gives it again when it is
-    /// needed. Between steps that is all but what lives as long as the run.
+    /// Keeps the first `bytes` of the arena for what lives as long as the run. On a Metal or Vulkan GPU all
+    /// else then lies in buffers of its own, which [`Device::trim`] can drop; other devices give memory back in
+    /// smaller pieces, and lay out their tensors as before.
+    ///
+    /// # Panics
+    /// If a tensor is alive.
+    pub fn set_resident(&self, bytes: usize) {
+        let mut state = self.state();
+        if let DeviceKind::Gpu { .. } = self.kind() {
+            state.arena.set_resident(bytes);
+        }
+        if let Backend::Gpu(gpu) = self.backend() {
+            gpu.set_layout(state.arena.buffers());
+        }
+    }
+
+    /// Where the last live tensor ends.
+    pub fn top(&self) -> usize {
+        self.state().arena.top()
+    }
+
+    /// Bytes of GPU memory that the arena was given, as they come and go. Always none on the CPU, whose pages are
+    /// the process's own.
+    pub fn committed_bytes(&self) -> Arc<AtomicU64> {
+        match self.backend() {
+            Backend::Meta | Backend::Cpu(_) | Backend::Cuda(_) => Arc::default(),
+            Backend::Gpu(gpu) => Arc::clone(gpu.committed()),
+        }
+    }
+
+    /// Gives memory that no live tensor is in back to the system, which gives it again when it is needed. Between
+    /// steps that is all but what lives as long as the run. On the CPU that is what lies above the last live
+    /// tensor; on a Metal or Vulkan GPU, every buffer without one.
     #[allow(unsafe_code)]
     pub fn trim(&self) {
         let state = self.state();
         match &self.0.backend {
-            // A GPU's memory is taken whole.
-            Backend::Meta | Backend::Gpu(_) => {}
+            Backend::Meta => {}
+            Backend::Gpu(gpu) => gpu.trim(&state.arena),
             Backend::Cuda(cuda) => cuda.trim(),
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
             Backend::Cpu(cpu) => unsafe { cpu.memory().release_from(state.arena.top()) },
@@ -553,11 +584,11 @@ impl Device {
         }
         let tag = state.tag.unwrap_or(untagged);
         let offset = state.arena.alloc(bytes, tag)?;
-        let extent = state.arena.usage().extent;
+        let block = offset..offset + bytes;
         let committed = match self.backend() {
             Backend::Meta | Backend::Cpu(_) => Ok(()),
-            Backend::Cuda(cuda) => cuda.commit(extent),
-            Backend::Gpu(gpu) => gpu.commit(extent),
+            Backend::Cuda(cuda) => cuda.commit(block.end),
+            Backend::Gpu(gpu) => gpu.commit(&state.arena, block),
         };
         if let Err(error) = committed {
             state.arena.free(offset);

@@ -19,13 +19,14 @@ mod template;
 mod tests;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 pub(crate) use adapter::{DEFAULT_BUFFER_BYTES, buffer_limits};
 pub use adapter::{GpuAdapter, GpuAdapterKind, GpuChoice, GpuFeatures, adapter, adapters};
 use context::WgpuContext;
-use memory::GpuBuffers;
+use memory::{GpuBuffers, MadeBuffers};
 pub use submission::GpuFault;
 use submission::Submissions;
 use wgpu::util::{BufferInitDescriptor, DeviceExt};
@@ -34,6 +35,7 @@ use wgpu::{
     MapMode,
 };
 
+use crate::arena::{Arena, BufferLayout};
 use crate::device::DeviceKind;
 use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};
@@ -111,24 +113,20 @@ pub(crate) struct GpuBackend {
 }
 
 impl GpuBackend {
-    /// The GPU that is meant, with an arena of up to `limit_bytes`, and the kind that it is.
-    pub fn open(choice: GpuChoice, limit_bytes: usize) -> Result<(Self, DeviceKind)> {
+    /// The GPU that is meant, and the kind that it is.
+    pub fn open(choice: GpuChoice) -> Result<(Self, DeviceKind)> {
         let (index, adapter) = adapter::find(choice)?;
-        Self::on_context(WgpuContext::get(index)?, &adapter, limit_bytes)
+        Self::on_context(WgpuContext::get(index)?, &adapter)
     }
 
-    fn on_context(
-        context: Arc<WgpuContext>,
-        adapter: &GpuAdapter,
-        limit_bytes: usize,
-    ) -> Result<(Self, DeviceKind)> {
+    fn on_context(context: Arc<WgpuContext>, adapter: &GpuAdapter) -> Result<(Self, DeviceKind)> {
         let nothing = context.device.create_buffer_init(&BufferInitDescriptor {
             label: None,
             contents: &[0; ALIGNMENT],
             usage: BufferUsages::STORAGE,
         });
         let GpuAdapter { buffer_bytes, tensor_bytes, shares_memory, .. } = *adapter;
-        let memory = GpuBuffers::new(limit_bytes, buffer_bytes, shares_memory);
+        let memory = GpuBuffers::new(buffer_bytes, shares_memory);
         let submissions = Mutex::new(Submissions::new(&context)?);
         let (tables, waiting, fault) = <_>::default();
         let by_units = AtomicBool::new(context.matrix_units.get() == Some(&true));
@@ -188,21 +186,68 @@ impl GpuBackend {
 
     /// One that shares its adapter with nobody, to break it, and as if that offered something else.
     #[cfg(test)]
-    pub fn alone(
-        choice: GpuChoice,
-        limit_bytes: usize,
-        change: impl FnOnce(&mut GpuAdapter),
-    ) -> (Self, DeviceKind) {
+    pub fn alone(choice: GpuChoice, change: impl FnOnce(&mut GpuAdapter)) -> (Self, DeviceKind) {
         let (index, mut adapter) = adapter::find(choice).unwrap();
         change(&mut adapter);
-        Self::on_context(Arc::new(WgpuContext::open(index).unwrap()), &adapter, limit_bytes)
-            .unwrap()
+        Self::on_context(Arc::new(WgpuContext::open(index).unwrap()), &adapter).unwrap()
     }
 
-    /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
-    pub fn commit(&self, extent: usize) -> Result<()> {
+    /// Makes sure that a block of the arena has memory, and that nothing went wrong before. A buffer is made no
+    /// larger than the arena's limit asks for; a higher limit may ask for a longer one in its place.
+    pub fn commit(&self, arena: &Arena, block: Range<usize>) -> Result<()> {
         self.check()?;
-        self.memory.commit(&self.context, extent)
+        let buffer = arena.buffers().buffer_at(block.start);
+        let short = self.memory.made().get(buffer.start).cloned();
+        if short.as_ref().is_some_and(|short| short.size() >= (block.end - buffer.start) as u64) {
+            return Ok(());
+        }
+        let range = buffer.start..buffer.end.min(arena.limit().max(block.end));
+        let Some(short) = short else {
+            self.memory.insert(range.start, self.memory.make(&self.context, &range)?);
+            return Ok(());
+        };
+        if arena.blocks_in(&buffer).any(|start| start != block.start) {
+            return self.lengthen(&short, &range);
+        }
+        drop(short);
+        // Both at a time would be more memory than was planned.
+        self.drop_buffers(|idle| idle.start == range.start);
+        self.memory.insert(range.start, self.memory.make(&self.context, &range)?);
+        Ok(())
+    }
+
+    /// Puts a longer buffer in the place of a short one, with what that holds.
+    fn lengthen(&self, short: &Buffer, range: &Range<usize>) -> Result<()> {
+        let long = self.memory.make(&self.context, range)?;
+        self.submissions().send_with(&self.context, |encoder, _| {
+            encoder.copy_buffer_to_buffer(short, 0, &long, 0, short.size());
+        });
+        self.memory.insert(range.start, long);
+        Ok(())
+    }
+
+    /// Drops every buffer without a live block. Returns when the memory is the system's again.
+    pub fn trim(&self, arena: &Arena) {
+        self.drop_buffers(|buffer| arena.blocks_in(buffer).next().is_none());
+    }
+
+    fn drop_buffers(&self, is_idle: impl Fn(&Range<usize>) -> bool) {
+        if self.memory.made().any(&is_idle) {
+            // wgpu keeps what recorded or submitted work uses. What went wrong is told to whoever asks.
+            _ = self.synchronise();
+            self.memory.drop_if(is_idle);
+        }
+    }
+
+    /// Lays buffers out in another way. There is no live block in any.
+    pub fn set_layout(&self, layout: BufferLayout) {
+        self.drop_buffers(|_| true);
+        self.memory.set_layout(layout);
+    }
+
+    /// Bytes of all buffers of the arena, as they come and go.
+    pub fn committed(&self) -> &Arc<AtomicU64> {
+        self.memory.committed()
     }
 
     fn check(&self) -> Result<()> {
@@ -260,9 +305,9 @@ impl GpuBackend {
             Err(error) => return self.note(error),
         };
         let (mut entries, mut numbers) = (Vec::new(), vec![0]);
-        let tables = self.tables();
+        let (tables, buffers) = (self.tables(), self.memory.made());
         for argument in arguments {
-            let (binding, number) = self.binding(argument, &tables);
+            let (binding, number) = self.binding(argument, &tables, &buffers);
             numbers.push(number);
             entries.extend(binding);
         }
@@ -288,6 +333,7 @@ impl GpuBackend {
         &'a self,
         argument: &GpuArg<'_>,
         tables: &'a HashMap<&'static str, Buffer>,
+        buffers: &'a MadeBuffers,
     ) -> (Option<wgpu::BindingResource<'a>>, u32) {
         let nothing = || Some(self.nothing.as_entire_binding());
         match *argument {
@@ -297,7 +343,7 @@ impl GpuBackend {
             GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) if tensor.bytes() == 0 => (nothing(), 0),
             GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) => {
                 let offset = tensor.offset();
-                let (buffer, start) = self.memory.at(offset / ALIGNMENT * ALIGNMENT);
+                let (buffer, start) = buffers.at(offset / ALIGNMENT * ALIGNMENT);
                 let (before, bytes) = (offset % ALIGNMENT, tensor.bytes());
                 let size = std::num::NonZero::new((before + bytes).next_multiple_of(4) as u64);
                 let binding = BufferBinding { buffer, offset: start as u64, size };
@@ -343,8 +389,9 @@ impl GpuBackend {
         };
         // Writes come before all that is submitted later, so earlier work is submitted first.
         self.submissions().send(&self.context);
+        let buffers = self.memory.made();
+        let (buffer, start) = buffers.at(words.start);
         for (index, piece) in bytes.chunks(MAX_WAITING_BYTES).enumerate() {
-            let (buffer, start) = self.memory.at(words.start);
             self.context.queue.write_buffer(
                 buffer,
                 (start + index * MAX_WAITING_BYTES) as u64,
@@ -391,13 +438,16 @@ impl GpuBackend {
             BufferDescriptor { label: None, size: all, usage, mapped_at_creation: false };
         let make = || self.context.device.create_buffer(&description);
         let copy = self.context.with_error_scope("taking memory to read", make)?;
+        // Taken before the lock of submissions, as a launch does: the other order could wait in a circle.
+        let buffers = self.memory.made();
         let n_lists = self.submissions().send_with(&self.context, |encoder, canary| {
             if size > 0 {
-                let (buffer, start) = self.memory.at(offset);
+                let (buffer, start) = buffers.at(offset);
                 encoder.copy_buffer_to_buffer(buffer, start as u64, &copy, 0, size);
             }
             encoder.copy_buffer_to_buffer(canary, 0, &copy, size, CANARY_BYTES);
         });
+        drop(buffers);
         let (sender, receiver) = mpsc::channel();
         copy.map_async(MapMode::Read, .., move |mapped| _ = sender.send(mapped));
         self.wait()?;

@@ -38,7 +38,7 @@ impl GpuBackend {
     fn map(&self, places: &[Range<usize>]) -> Result<MappedBuffers> {
         self.submissions().send(&self.context);
         let (mut mapped, mut waits) = (MappedBuffers(Vec::new()), Vec::new());
-        for (buffer, stretch) in self.memory.buffer_ranges(places) {
+        for (buffer, stretch) in self.memory.made().ranges(places) {
             let (sender, receiver) = mpsc::channel();
             buffer.map_async(MapMode::Write, stretch, move |mapped| _ = sender.send(mapped));
             mapped.0.push(buffer.clone());
@@ -56,7 +56,8 @@ impl GpuBackend {
         if place.is_empty() {
             return Ok(None);
         }
-        let (buffer, start) = self.memory.at(place.start);
+        let buffers = self.memory.made();
+        let (buffer, start) = buffers.at(place.start);
         let end = start + place.len().next_multiple_of(4);
         let view = buffer.get_mapped_range_mut(start as u64..end as u64);
         Ok(Some(view.map_err(|error| stopped(&error))?))

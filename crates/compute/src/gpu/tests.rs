@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use naga::AddressSpace;
 use naga::back::msl;
@@ -223,16 +224,108 @@ fn tensors_of_several_buffers_are_computed_with() {
     let DeviceKind::Gpu { tensor_bytes, .. } = plain.kind() else { unreachable!("it was made so") };
     let small = |adapter: &mut GpuAdapter| adapter.buffer_bytes = 4096;
     let device = Device::gpu_alone(GpuChoice::Software, 1 << 16, small);
+    device.set_resident(10_000);
     let held: Vec<_> = (0..8).map(|_| device.upload([700], &[1.5f32; 700]).unwrap()).collect();
     assert!(held.iter().map(|tensor| tensor.offset() / 4096).max() > Some(3));
     let count = count_not_finite(&held.iter().collect::<Vec<_>>()).unwrap();
     assert_eq!(count.to_vec::<u32>(), [0]);
     assert!(held.iter().all(|tensor| tensor.to_vec::<f32>() == [1.5; 700]));
     let meta = Device::meta(DeviceKind::Gpu { buffer_bytes: 4096, tensor_bytes }, 1 << 16);
+    meta.set_resident(10_000);
     let copies: Vec<_> = (0..8).map(|_| meta.upload([700], &[0f32; 700]).unwrap()).collect();
     meta.with_tag(Tag::Activations, || meta.alloc([1], Dtype::U32)).unwrap();
     assert_eq!(meta.usage().extent, device.usage().extent);
     drop(copies);
+}
+
+/// Bytes of buffers that a device has now.
+fn committed(device: &Device) -> u64 {
+    device.committed_bytes().load(Ordering::Relaxed)
+}
+
+/// Bytes that this process has in memory. The software driver's buffers are a part of them.
+#[cfg(target_os = "linux")]
+fn resident_set() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    1024 * line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn trimmed_memory_is_seen_to_go_back_and_is_taken_again() {
+    const MIB: usize = 1 << 20;
+    let Some(device) = software(1024 * MIB) else { return };
+    device.set_resident(4 * MIB);
+    let numbers: Vec<u32> = (0..MIB as u32).collect();
+    let resident = device.upload([MIB], &numbers).unwrap();
+    // Half a gibibyte in tensors as large as the driver allows.
+    let norms = || {
+        let normal =
+            |nth| device.normal([32 * MIB], Dtype::F32, 1.0, RandomSequence::new(3, nth)).unwrap();
+        let tensors = [0, 1, 2, 3].map(normal);
+        let norm = global_norm(&tensors.each_ref().map(Some), &device).unwrap();
+        (norm.to_vec::<f32>(), resident_set())
+    };
+    let (before, held) = norms();
+    assert_eq!(committed(&device), 1024 * MIB as u64);
+    device.trim();
+    assert_eq!(committed(&device), 4 * MIB as u64);
+    let trimmed = resident_set();
+    assert!(trimmed + 480 * MIB as u64 <= held, "{held} B before, {trimmed} B after");
+    let (after, held) = norms();
+    assert!(held >= trimmed + 480 * MIB as u64, "{trimmed} B before, {held} B after");
+    assert_eq!(before, after);
+    assert!(resident.to_vec::<u32>() == numbers);
+}
+
+#[test]
+fn buffers_are_no_larger_than_the_limit_and_longer_when_it_is_raised() {
+    let Some(device) = software(1 << 20) else { return };
+    device.set_resident(4096);
+    device.set_limit(4096 + 8192);
+    let stays = device.upload([1024], &[1u32; 1024]).unwrap();
+    let numbers = |n: u32| (0..n).collect::<Vec<u32>>();
+    let first = device.upload([1024], &numbers(1024)).unwrap();
+    assert_eq!(committed(&device), 4096 + 8192);
+    // Live tensors move to the longer buffer.
+    device.set_limit(4096 + 65_536);
+    let second = device.upload([4096], &numbers(4096)).unwrap();
+    assert_eq!(committed(&device), 4096 + 65_536);
+    assert!(first.to_vec::<u32>() == numbers(1024) && second.to_vec::<u32>() == numbers(4096));
+    drop((first, second));
+    device.set_limit(usize::MAX);
+    let third = device.upload([1 << 17], &numbers(1 << 17)).unwrap();
+    assert_eq!(committed(&device), 1 << 20);
+    assert!(third.to_vec::<u32>() == numbers(1 << 17));
+    // A lower limit counts from the next time on.
+    drop(third);
+    device.set_limit(4096 + 8192);
+    device.trim();
+    assert_eq!(committed(&device), 4096);
+    drop(device.upload([1024], &numbers(1024)).unwrap());
+    assert_eq!(committed(&device), 4096 + 8192);
+    assert_eq!(stays.to_vec::<u32>(), [1; 1024]);
+}
+
+#[test]
+fn a_buffer_with_a_live_tensor_stays() {
+    if software(1).is_none() {
+        return;
+    }
+    let small = |adapter: &mut GpuAdapter| adapter.buffer_bytes = 4096;
+    let device = Device::gpu_alone(GpuChoice::Software, 1 << 16, small);
+    let mut held: Vec<_> =
+        (0..6u32).map(|n| Some(device.upload([1024], &[n; 1024]).unwrap())).collect();
+    for gone in [0, 3, 5] {
+        held[gone] = None;
+    }
+    device.trim();
+    assert_eq!(committed(&device), 3 * 4096);
+    held[3] = Some(device.upload([1024], &[3u32; 1024]).unwrap());
+    for (n, tensor) in (0..).zip(&held) {
+        assert!(tensor.as_ref().is_none_or(|tensor| tensor.to_vec::<u32>() == [n; 1024]), "{n}");
+    }
 }
 
 /// Bytes of all tensors of the kernels that some work is, as a multiple of the bytes that the ops say they must

@@ -162,8 +162,18 @@ impl<T: Task> DryRun<'_, T> {
         Ok(device.host_bytes())
     }
 
+    /// Bytes of the arena up to the end of what lives as long as the run, on devices whose buffers end there. Found
+    /// by loading once: what only loading needs lies elsewhere.
+    pub fn resident_bytes(&self) -> Result<usize> {
+        let DeviceKind::Gpu { .. } = self.kind else { return Ok(0) };
+        let device = Device::meta(self.kind, usize::MAX / 2);
+        let _session = Session::new(&device, self.task, self.config, &|_| true)?;
+        Ok(device.top())
+    }
+
     fn session(&self) -> Result<(Device, Session<'_, T>)> {
         let device = Device::meta(self.kind, usize::MAX / 2);
+        device.set_resident(self.resident_bytes()?);
         let session = Session::new(&device, self.task, self.config, &|_| true)?;
         Ok((device, session))
     }

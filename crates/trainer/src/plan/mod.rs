@@ -72,6 +72,8 @@ pub struct Plan {
     pub choice: PlanChoice,
     /// Memory peak of each phase.
     pub phases: Vec<PlannedPhase>,
+    /// Bytes of the arena for what lives as long as the run, where its buffers end there.
+    pub resident_bytes: usize,
     /// Bytes outside the arena during training.
     pub host_bytes: usize,
     /// Bytes of offloaded blocks in main memory. Where the device shares that memory, they are part of
@@ -116,6 +118,14 @@ impl Plan {
     /// Bytes of an arena that is enough for every phase.
     pub fn peak_bytes(&self) -> usize {
         peak(&self.phases)
+    }
+
+    /// Bytes of the arena from loading on, without what prepares the data.
+    pub fn training_bytes(&self) -> usize {
+        let is_training = |phase: &&PlannedPhase| {
+            matches!(phase.name, Phase::Load | Phase::Train(_) | Phase::Validate(_) | Phase::Sample)
+        };
+        self.phases.iter().filter(is_training).map(|phase| phase.peak_bytes).max().unwrap_or(0)
     }
 
     /// The next best candidate.
@@ -390,6 +400,7 @@ impl<'a, T: Task> PlanSearch<'a, T> {
         Ok(Plan {
             choice,
             phases: [encoding, training].concat(),
+            resident_bytes: dry_run.resident_bytes()?,
             host_bytes,
             offloaded_bytes,
             total_bytes,

@@ -25,6 +25,9 @@ pub(super) fn begin<'a, D: DataLoader>(
 ) -> Result<TrainingRun<'a, D>> {
     events.begin_phase(Phase::Load, ProgressUnit::Bytes, task.file_bytes())?;
     meter.begin(Phase::Load);
+    // As in the plan. What prepared the data is gone by now.
+    device.set_resident(plan.resident_bytes);
+    device.set_limit(plan.training_bytes());
     let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
     let stop = events.cancel_token();
     let mut session = device.cancellable(stop, || Session::new(device, task, config, &tick))?;

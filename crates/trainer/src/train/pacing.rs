@@ -43,6 +43,8 @@ pub struct Pacing {
     governor: Governor,
     /// From the plan's level down, each with less memory than the one before.
     pub(super) levels: Vec<MemoryLevel>,
+    /// What the arena may take at the plan's level: samples may take more than a step.
+    training_bytes: usize,
     sampler: Option<TelemetrySampler>,
     begun: Instant,
     rates: Rates,
@@ -84,7 +86,8 @@ impl Pacing {
             is_calibrated: device_setup.rates.is_measured,
         };
         let (rates, sampler) = (device_setup.rates.clone(), (device_setup.start_sampler)());
-        Self::new(policy, levels, plan.host_bytes, rates, sampler)
+        let pacing = Self::new(policy, levels, plan.host_bytes, rates, sampler);
+        Self { training_bytes: plan.training_bytes(), ..pacing }
     }
 
     /// At the first level. `levels` have bytes of the arena; the program holds `host_bytes` outside it.
@@ -101,6 +104,7 @@ impl Pacing {
         Self {
             governor: Governor::new(policy, governed),
             levels,
+            training_bytes: usize::MAX,
             sampler,
             begun: Instant::now(),
             rates,
@@ -123,6 +127,11 @@ impl Pacing {
     /// Micro-batch size and gradient checkpointing of the current level.
     pub fn batch_settings(&self) -> BatchSettings {
         self.levels[self.governor.pace().level].settings
+    }
+
+    /// What the arena may take at a level.
+    fn arena_bytes(&self, level: usize) -> usize {
+        if level == 0 { self.training_bytes } else { self.levels[level].peak_bytes }
     }
 
     /// Falls back to the next memory level, if there is one.
@@ -239,9 +248,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         for decision in decisions {
             let (from, to) = (decision.from, decision.to);
             if from.level != to.level {
-                // The plan's level has the whole arena: samples may take more than a step.
-                let lowered = (to.level > 0).then(|| self.pacing.levels[to.level].peak_bytes);
-                self.device.set_limit(lowered.unwrap_or(usize::MAX));
+                self.device.set_limit(self.pacing.arena_bytes(to.level));
             }
             if to.level > from.level || (to.is_paused && !from.is_paused) {
                 self.device.trim();

@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use compute::gpu::{GpuAdapter, GpuAdapterKind, GpuChoice, adapters};
 use compute::{Device, DeviceKind};
 use machine::governor::{Cause, Pace, PaceDecision};
 use machine::{Machine, ProbeSource};
@@ -90,6 +92,17 @@ fn with_job(
     set: &[&str],
     work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>>, &EventLog),
 ) {
+    // One thread: the arithmetic is too small to share.
+    with_job_on(DeviceKind::cpu(1), &|bytes| Device::cpu(1, bytes), job, set, work);
+}
+
+fn with_job_on(
+    kind: DeviceKind,
+    open: &dyn Fn(usize) -> compute::Result<Device>,
+    job: &str,
+    set: &[&str],
+    work: impl FnOnce(&mut TrainingRun<'_, ImageLoader<'_>>, &EventLog),
+) {
     let place = tempfile::tempdir().unwrap();
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
     let mut raw = RawConfig::from_text(job, &place.path().join("job.toml")).unwrap();
@@ -99,14 +112,11 @@ fn with_job(
     }
     let config = raw.resolve().unwrap();
 
-    // One thread: the arithmetic is too small to share.
-    let (kind, limit_bytes) = (DeviceKind::cpu(1), 1 << 30);
-    let open = |bytes| Device::cpu(1, bytes);
     let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
     let device_setup = DeviceSetup {
         kind,
         name: "test".into(),
-        limit_bytes,
+        limit_bytes: 1 << 30,
         host_bytes: None,
         rates,
         open: Box::new(open),
@@ -353,6 +363,51 @@ fn a_lower_memory_level_has_less_of_the_arena_and_the_plans_level_all() {
             assert_eq!(limit(run.device), planned);
         }
         assert!(run.pacing.levels[0].peak_bytes < whole, "no image takes more than a step");
+    });
+}
+
+/// Goes to another memory level, or to a pause and on again, as the governor would between two steps.
+fn go_to(run: &mut TrainingRun<'_, ImageLoader<'_>>, from: usize, to: usize, is_paused: bool) {
+    let pace = |level, is_paused| Pace { level, duty: 1.0, is_paused };
+    let cause = Cause::MemoryCritical;
+    let decision = PaceDecision { from: pace(from, false), to: pace(to, is_paused), cause };
+    run.apply_decisions(vec![decision]).unwrap();
+}
+
+#[test]
+#[allow(clippy::print_stderr)] // Says why nothing is tested.
+fn a_gpu_run_that_gives_memory_back_between_steps_trains_the_same() {
+    let software = |adapter: &GpuAdapter| adapter.kind == GpuAdapterKind::Software;
+    if !adapters().iter().any(software) {
+        return eprintln!("no software driver for Vulkan here");
+    }
+    let kind = DeviceKind::gpu(GpuChoice::Software);
+    let open = |bytes| Device::gpu(GpuChoice::Software, bytes);
+    with_job_on(kind, &open, JOB, &[&SINGLE[..], &["train.steps=4"]].concat(), |run, _| {
+        let (levels, start) = (run.pacing.levels.clone(), state(run));
+        run.train_loop().unwrap();
+        let whole = state(run);
+        put_back(run, &start);
+        run.progress = TrainProgress::default();
+        let last = levels.len() - 1;
+        assert!(last > 0, "{levels:?}");
+        let committed = run.device.committed_bytes();
+        let committed = || committed.load(Ordering::Relaxed) as usize;
+        let resident = run.device.top();
+        let mut ahead = run.loader.read_from(0);
+        // Down, a pause, on again, up.
+        for (level, next, is_paused) in
+            [(0, last, false), (last, last, true), (last, 0, false), (0, 0, true)]
+        {
+            run.pacing = run.pacing.with_levels(&levels[level..]);
+            run.step(&mut ahead).unwrap();
+            assert!(committed() > resident, "a step takes more than what stays");
+            assert!(level == 0 || committed() == levels[level].peak_bytes, "{}", committed());
+            run.pacing = run.pacing.with_levels(&levels);
+            go_to(run, level, next, is_paused);
+        }
+        assert_eq!(committed(), resident, "a pause leaves what lives as long as the run");
+        assert!(state(run) == whole, "other bytes than without");
     });
 }
 
