@@ -150,8 +150,14 @@ impl Running {
 
 /// As Ctrl-C does.
 fn interrupt(child: &Child) {
-    let line = format!("kill -INT {}", child.id());
-    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+    signal(child, &["INT"]);
+}
+
+fn signal(child: &Child, names: &[&str]) {
+    for name in names {
+        let line = format!("kill -{name} {}", child.id());
+        assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+    }
 }
 
 /// The events of a run's folder.

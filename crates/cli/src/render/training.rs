@@ -149,7 +149,7 @@ impl ScreenState {
                     return "all steps are taken: saving and writing the result; Ctrl-C again gives \
                             it up";
                 }
-                "finishing this step, then saving; Ctrl-C again gives it up"
+                "stopping, then saving; Ctrl-C again gives it up"
             }
             _ => "stopping, no step has begun; Ctrl-C again ends at once",
         }
@@ -401,10 +401,10 @@ mod tests {
         let load = Event::Phase { name: Phase::Load };
         let begin = RunStart { steps: 2, ..begin() };
         says(&load, "stopping, no step has begun");
-        says(&Event::Begin(begin.clone()), "finishing this step, then saving");
+        says(&Event::Begin(begin.clone()), "stopping, then saving");
         // A GPU that was lost is opened again.
         says(&load, "stopping, no step has begun");
-        says(&Event::Begin(RunStart { from_step: 1, ..begin.clone() }), "finishing this step");
+        says(&Event::Begin(RunStart { from_step: 1, ..begin.clone() }), "stopping, then saving");
         says(&Event::Begin(RunStart { from_step: 2, ..begin }), "all steps are taken");
     }
 

@@ -97,6 +97,13 @@ pub enum WarningKind {
         /// The most that could be.
         limit_bytes: usize,
     },
+    /// A limit was set for a temperature that cannot be read.
+    TemperatureUnknown {
+        /// The limit.
+        limit_celsius: f64,
+        /// Whether the run rests if steps become slower.
+        uses_step_times: bool,
+    },
     /// A checkpoint is broken: the run goes on from the one before.
     #[serde(alias = "checkpoint_passed_over")]
     CheckpointSkipped {
@@ -190,6 +197,7 @@ impl WarningKind {
             Self::LayersWithoutGradient { .. } => "layers_without_gradient",
             Self::RateLowered { .. } => "rate_lowered",
             Self::NoMemoryForSamples { .. } => "no_memory_for_samples",
+            Self::TemperatureUnknown { .. } => "temperature_unknown",
             Self::CheckpointSkipped { .. } => "checkpoint_skipped",
             Self::SettingChanged(_) => "setting_changed",
             Self::SequencesTooLong { .. } => "sequences_too_long",
@@ -235,6 +243,13 @@ impl WarningKind {
             Self::RateLowered { .. } => "train.stop_after_plateau ends a run that learns no more",
             Self::NoMemoryForSamples { .. } => {
                 "a smaller sample, or a higher --limit; what is learnt is the same"
+            }
+            Self::TemperatureUnknown { uses_step_times: true, .. } => {
+                "steps that become slower are taken for heat instead, and the run then rests; --mode quiet rests from \
+                 the start"
+            }
+            Self::TemperatureUnknown { .. } => {
+                "--mode full looks at nothing else; with another mode, steps that become slower are taken for heat"
             }
             Self::SequencesTooLong { made_for, .. } => {
                 return Some(format!("text.length = {made_for} shows it what it knows"));
@@ -296,6 +311,10 @@ impl fmt::Display for WarningKind {
                      {limit}"
                 )
             }
+            Self::TemperatureUnknown { limit_celsius, .. } => write!(
+                f,
+                "max_temp {limit_celsius} °C cannot be held: no temperature can be read here"
+            ),
             Self::CheckpointSkipped { problem } => {
                 write!(f, "checkpoint passed over: {problem}")
             }
@@ -390,6 +409,8 @@ mod tests {
             WarningKind::LayersWithoutGradient { layers, of: 9, is_full: true },
             WarningKind::RateLowered { learning_rate: 1e-5 },
             WarningKind::NoMemoryForSamples { asked_bytes: 3, in_use_bytes: 2, limit_bytes: 4 },
+            WarningKind::TemperatureUnknown { limit_celsius: 80.0, uses_step_times: true },
+            WarningKind::TemperatureUnknown { limit_celsius: 80.5, uses_step_times: false },
             WarningKind::CheckpointSkipped { problem: "broken".into() },
             WarningKind::SettingChanged(changed),
             WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },

@@ -85,11 +85,38 @@ impl<T: Task> DryRun<'_, T> {
         }
         let mut works = Vec::new();
         for (size, n) in &self.dataset.held_out {
-            let once = || session.eval_loss(&self.task.dummy_micro_batch(*size, 1)?);
-            works.push(((n * self.task.n_validation_passes()) as f64, work_of(&device, once)?));
+            works.extend(self.validation(&device, &session, *size, *n)?);
             phases.push(phase(Phase::validate(*size)));
         }
         Ok((phases, Cost { works, read_bytes: 0 }))
+    }
+
+    /// The peak of a validation in the largest size.
+    pub fn validation_peak(&self) -> Result<usize> {
+        let (device, session) = self.session()?;
+        let largest = self.dataset.held_out.iter().max_by_key(|(size, _)| T::relative_cost(**size));
+        if let Some((size, n)) = largest {
+            self.validation(&device, &session, *size, *n)?;
+        }
+        Ok(device.usage().extent)
+    }
+
+    /// Validation on `n` samples of a size: the work of each micro-batch size, and how often it occurs.
+    fn validation(
+        &self,
+        device: &Device,
+        session: &Session<'_, T>,
+        size: T::Size,
+        n: usize,
+    ) -> Result<Vec<(f64, WorkStats)>> {
+        let micro = BatchSettings::from_config(self.config).micro_batch;
+        let (micro, n) =
+            (micro.min(self.config.train.batch_size), n * self.task.n_validation_passes());
+        let works = micro_batches(micro, micro, n).into_iter().map(|(n, times)| {
+            let once = || session.eval_loss(&self.task.dummy_micro_batch(size, n)?);
+            Ok((times as f64, work_of(device, once)?))
+        });
+        works.collect()
     }
 
     /// Samples during training; images are decoded without tiling if that fits into `limit` bytes.

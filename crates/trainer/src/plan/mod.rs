@@ -170,7 +170,7 @@ pub fn dry_run<T: Task>(job: PlanRequest<'_, T>, budget: DeviceBudget<'_>) -> Re
 pub struct MemoryLevel {
     /// Micro-batch size and gradient checkpointing.
     pub settings: BatchSettings,
-    /// Bytes of the arena that they need.
+    /// Bytes of the arena that a step and a validation need with them.
     pub peak_bytes: usize,
 }
 
@@ -197,8 +197,9 @@ pub fn memory_levels<T: Task>(
         };
         let config = &job.config.with_choice(&choice);
         let PlanRequest { task, dataset, .. } = job;
-        let step = DryRun { task, config, dataset, kind: budget.kind }.step(budget.rates)?;
-        let level = MemoryLevel { settings, peak_bytes: step.peak_bytes };
+        let dry_run = DryRun { task, config, dataset, kind: budget.kind };
+        let step = dry_run.step(budget.rates)?.peak_bytes;
+        let level = MemoryLevel { settings, peak_bytes: step.max(dry_run.validation_peak()?) };
         if !is_fused || levels.last().is_none_or(|last| level.peak_bytes < last.peak_bytes) {
             levels.push(level);
         }

@@ -290,12 +290,16 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// Runs `work` with the EMA, if there is one, in place of the parameters.
     pub fn with_ema<R>(&mut self, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        let Some(mut ema) = self.ema.take() else { return work(self) };
-        ema.swap(&mut self.adapters.params)?;
+        self.swap_ema()?;
         let done = work(self);
-        ema.swap(&mut self.adapters.params)?;
-        self.ema = Some(ema);
+        self.swap_ema()?;
         done
+    }
+
+    /// Swaps the EMA, if there is one, and the parameters; a second call swaps them again.
+    pub fn swap_ema(&mut self) -> Result<()> {
+        let Self { ema, adapters, .. } = self;
+        ema.as_mut().map_or(Ok(()), |ema| Ok(ema.swap(&mut adapters.params)?))
     }
 
     /// The model for sampling.

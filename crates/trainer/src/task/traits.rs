@@ -6,6 +6,7 @@
 //! DataLoader   batches in their order, and the held-out samples
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -172,6 +173,22 @@ pub struct TrainBatch<S, T> {
     pub size: S,
 }
 
+/// One of the times that the loss of a held-out sample is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldOutPass {
+    /// Index of the sample.
+    pub sample: usize,
+    /// Which time, below [`Task::n_validation_passes`].
+    pub pass: usize,
+}
+
+impl HeldOutPass {
+    /// All of one sample.
+    pub fn all(sample: usize, n_passes: usize) -> impl Iterator<Item = Self> {
+        (0..n_passes).map(move |pass| Self { sample, pass })
+    }
+}
+
 /// The batches of a data loader, read ahead.
 pub type PrefetchedBatches<D> =
     Prefetch<TrainBatch<<<D as DataLoader>::Task as Task>::Size, <D as DataLoader>::Sample>>;
@@ -207,12 +224,12 @@ pub trait DataLoader {
         samples: &[Self::Sample],
     ) -> Result<(f64, <Self::Task as Task>::MicroBatch)>;
 
-    /// A held-out sample: its size, and its micro-batches, each with its loss weight.
-    #[allow(clippy::type_complexity)] // Both halves are named where they are made.
-    fn held_out(
-        &self,
-        index: usize,
-    ) -> Result<(<Self::Task as Task>::Size, Vec<(f64, <Self::Task as Task>::MicroBatch)>)>;
+    /// The held-out samples of each size, each as often as its loss is measured.
+    fn held_out_passes(&self) -> BTreeMap<<Self::Task as Task>::Size, Vec<HeldOutPass>>;
+
+    /// Held-out samples of one size as a micro-batch, and their loss weight. The random numbers of a sample do not
+    /// depend on who is beside it.
+    fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, <Self::Task as Task>::MicroBatch)>;
 
     /// Generates samples into the run's folder, as those of this step.
     fn write_samples(

@@ -34,10 +34,9 @@ pub(super) fn begin<'a, D: DataLoader>(
     let identity = Identity::new(config, task, loader)?;
     let checkpoints = Checkpoints::new(&folder.path, &config.output);
     let mut warnings = Vec::new();
-    let restored =
-        checkpoints.restore(&mut session, &identity, &|_| events.should_continue(), |kind| {
-            warnings.push(kind)
-        })?;
+    let tick = |_| events.should_continue();
+    let warn = |kind| warnings.push(kind);
+    let restored = checkpoints.restore(&mut session, &identity, &tick, warn)?;
     let saved = restored.as_ref().and_then(TrainProgress::resumable_at);
     let progress = restored.unwrap_or_else(TrainProgress::before_first_step);
     let total_steps = config.train.n_steps(loader.batches_per_epoch());

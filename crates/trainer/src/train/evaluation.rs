@@ -1,16 +1,18 @@
 //! Between steps: the held-out loss, and samples. Neither changes the training, but for the learning rate of a
 //! job with the plateau schedule.
 
+use std::time::Instant;
+
 use compute::ComputeError;
 
 use super::decision::is_due;
+use super::pacing::{PacedProgress, Pacer};
 use super::run::TrainingRun;
 use crate::config::Switch;
 use crate::config::optimizer::LrSchedule;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Phase, WarningKind};
 use crate::optim::schedule;
-use crate::task::session::Session;
 use crate::task::traits::DataLoader;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
@@ -43,22 +45,35 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         Ok(())
     }
 
-    /// Over all held-out samples, one at a time.
+    /// Of the EMA, if there is one.
     fn validation_loss(&mut self) -> Result<f64> {
-        let Self { session, loader, meter, device, events, .. } = self;
-        let mut validate = |session: &Session<'_, D::Task>| {
-            let (mut sum, mut weight) = (0.0, 0.0);
-            for index in 0..loader.n_held_out() {
-                let (size, micro_batches) = loader.held_out(index)?;
-                meter.begin(Phase::validate(size));
-                for (sample_weight, micro_batch) in micro_batches {
-                    sum += sample_weight * session.eval_loss(&micro_batch)?;
-                    weight += sample_weight;
+        let (device, stop) = (self.device, self.events.cancel_token());
+        self.session.swap_ema()?;
+        let loss = device.cancellable(stop, || self.held_out_loss());
+        self.session.swap_ema()?;
+        loss
+    }
+
+    /// The mean over all held-out samples, in micro-batches of one size that are as large as those of a step.
+    fn held_out_loss(&mut self) -> Result<f64> {
+        let (mut sum, mut weight) = (0.0, 0.0);
+        for (size, mut left) in self.loader.held_out_passes() {
+            self.meter.begin(Phase::validate(size));
+            while !left.is_empty() {
+                self.wait_while_paused()?;
+                let begun = Instant::now();
+                let n = self.pacing.batch_settings().micro_batch.min(left.len());
+                let passes: Vec<_> = left.drain(..n).collect();
+                let (added, micro_batch) = self.loader.held_out(&passes)?;
+                // No token counts, as in a prompt without its answer.
+                if added > 0.0 {
+                    sum += added * self.session.eval_loss(&micro_batch)?;
+                    weight += added;
                 }
+                self.pacer().rest_after(begun.elapsed());
             }
-            Ok(sum / weight)
-        };
-        session.with_ema(|session| device.cancellable(events.cancel_token(), || validate(session)))
+        }
+        Ok(sum / weight)
     }
 
     /// Lowers the learning rate where the loss has stopped falling, if the schedule asks for it.
@@ -77,9 +92,10 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     fn write_samples(&mut self) -> Result<()> {
         self.meter.begin(Phase::Sample);
-        let Self { session, device, loader, folder, progress, events, .. } = self;
+        let Self { session, device, loader, folder, progress, events, pacing, .. } = self;
         let step = progress.step;
-        let should_continue = || events.should_continue();
+        let pace = PacedProgress::new(Pacer { pacing, device, events, step });
+        let should_continue = || pace.should_continue();
         let written = session.with_ema(|session| {
             let trainable = session.trainable_model();
             device.cancellable(events.cancel_token(), || {

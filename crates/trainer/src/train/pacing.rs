@@ -1,27 +1,28 @@
-//! Keeps to the governor's pace (`machine::governor`): passes it telemetry and batch times, and applies its
-//! decisions between two batches. Another memory level takes effect with the next batch; freed memory then goes
-//! back to the system. Pauses are slept in small pieces, so that a request to stop is heard.
+//! Keeps to the governor's pace (`machine::governor`): passes it telemetry and the times of micro-batches, and applies
+//! its decisions between two micro-batches. Another memory level takes effect with the next one; freed memory then
+//! goes back to the system. Pauses are slept in small pieces, so that a request to stop is heard.
 //!
-//! Encoding is not paced: it is short beside training.
+//! Validation, samples and encoding rest and pause too. Their times are not recorded: the governor compares steps with
+//! steps.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use compute::WorkStats;
+use compute::{Device, WorkStats};
 use machine::energy::EnergyMeter;
-#[cfg(test)]
-use machine::governor::GovernorMode;
-use machine::governor::{self, Governor, GovernorPolicy, PaceDecision, StepTime};
+use machine::governor::{self, Governor, GovernorMode, GovernorPolicy, PaceDecision, StepTime};
 use machine::sampler::TelemetrySampler;
 use machine::telemetry::Telemetry;
 
 use super::DeviceSetup;
+use super::device::RunSetup;
 use super::run::TrainingRun;
 use crate::config::RunConfig;
 use crate::config::batch::BatchSettings;
 use crate::error::Result;
-use crate::event::{self, Event, MachineSnapshot, PaceChange, Phase};
+use crate::event::{self, Event, EventSink, MachineSnapshot, PaceChange, Warning, WarningKind};
 use crate::plan::{MemoryLevel, Plan, Rates};
 use crate::task::traits::{DataLoader, Task};
 
@@ -30,9 +31,12 @@ const EMIT_EVERY: Duration = Duration::from_secs(10);
 /// A piece of a pause.
 const REST_PIECE: Duration = Duration::from_millis(100);
 
-/// Batches that are expected to take the same time.
+/// Work after which a rest is worth the while. Chosen: longer than a sleep may last too long.
+const MIN_WORK: Duration = Duration::from_millis(20);
+
+/// Micro-batches that are expected to take the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct BatchKind {
+struct MicroBatchKind {
     size: String,
     n_samples: usize,
     settings: BatchSettings,
@@ -48,46 +52,50 @@ pub struct Pacing {
     sampler: Option<TelemetrySampler>,
     begun: Instant,
     rates: Rates,
-    /// Expected seconds of batches, from their work and the machine's rates.
-    expected: HashMap<BatchKind, f64>,
+    /// Expected seconds of micro-batches, from their work and the machine's rates.
+    expected: HashMap<MicroBatchKind, f64>,
     energy: EnergyMeter,
     /// The last reading, and when one was emitted.
     reading: Option<Telemetry>,
     emitted: Option<Instant>,
     /// Rest since the last step event.
     rested: Duration,
+    /// A temperature limit that was asked for, until it is known whether it can be held.
+    unproven_limit: Option<WarningKind>,
 }
 
-/// A batch that is being computed.
-pub struct BatchTimer {
-    kind: BatchKind,
+/// A micro-batch that is being computed.
+pub struct MicroBatchTimer {
+    kind: MicroBatchKind,
     at: Instant,
     /// Work counters before it, if its expected time is not known yet.
     work: Option<WorkStats>,
 }
 
 impl Pacing {
-    /// At the plan's level. Every level has at least the memory of a validation, which has no smaller form.
+    /// At the plan's level.
     pub fn of(
         config: &RunConfig,
         device_setup: &DeviceSetup<'_>,
         plan: &Plan,
         levels: &[MemoryLevel],
     ) -> Self {
-        let validation =
-            plan.phases.iter().filter(|phase| matches!(phase.name, Phase::Validate(_)));
-        let least = validation.map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        let raised =
-            |level: &MemoryLevel| MemoryLevel { peak_bytes: level.peak_bytes.max(least), ..*level };
-        let levels = levels.iter().map(raised).collect();
         let policy = GovernorPolicy {
             mode: config.machine.mode,
             max_celsius: config.machine.max_temp,
             is_calibrated: device_setup.rates.is_measured,
         };
         let (rates, sampler) = (device_setup.rates.clone(), (device_setup.start_sampler)());
-        let pacing = Self::new(policy, levels, plan.host_bytes, rates, sampler);
+        let pacing = Self::new(policy, levels.to_vec(), plan.host_bytes, rates, sampler);
         Self { training_bytes: plan.training_bytes(), ..pacing }
+    }
+
+    /// Before training, where there is one memory level: it rests and pauses.
+    pub(super) fn of_encoding(config: &RunConfig, setup: RunSetup<'_>) -> Self {
+        let RunSetup { device_setup, plan, levels } = setup;
+        let whole = MemoryLevel { peak_bytes: plan.peak_bytes(), ..levels[0] };
+        // Training says what is wrong with its limits.
+        Self { unproven_limit: None, ..Self::of(config, device_setup, plan, &[whole]) }
     }
 
     /// At the first level. `levels` have bytes of the arena; the program holds `host_bytes` outside it.
@@ -113,6 +121,10 @@ impl Pacing {
             reading: None,
             emitted: None,
             rested: Duration::ZERO,
+            unproven_limit: policy.max_celsius.map(|limit_celsius| {
+                let uses_step_times = policy.mode != GovernorMode::Full;
+                WarningKind::TemperatureUnknown { limit_celsius, uses_step_times }
+            }),
         }
     }
 
@@ -176,6 +188,15 @@ impl Pacing {
         decisions
     }
 
+    /// The warning that a temperature limit cannot be held, once, as soon as a reading shows it.
+    fn unheld_limit(&mut self) -> Option<WarningKind> {
+        if self.sampler.is_some() && self.reading.is_none() {
+            return None;
+        }
+        let has_sensor = self.reading.as_ref().is_some_and(|it| it.temperature.is_some());
+        self.unproven_limit.take().filter(|_| !has_sensor)
+    }
+
     /// The telemetry event, if one is due.
     fn snapshot_event(&mut self, step: u64) -> Option<Event> {
         let telemetry = self.reading.clone()?;
@@ -188,37 +209,33 @@ impl Pacing {
     }
 }
 
-impl<D: DataLoader> TrainingRun<'_, D> {
-    /// Before a batch of so many samples.
-    pub(super) fn begin_batch(
-        &mut self,
-        size: <D::Task as Task>::Size,
-        n_samples: usize,
-    ) -> Result<BatchTimer> {
-        self.update_pace()?;
+/// A run's pace, and what it acts on.
+pub struct Pacer<'a> {
+    /// The pace.
+    pub pacing: &'a mut Pacing,
+    /// Whose memory is released.
+    pub device: &'a Device,
+    /// Where decisions are emitted to.
+    pub events: &'a EventSink<'a>,
+    /// The last step.
+    pub step: u64,
+}
+
+impl Pacer<'_> {
+    /// Applies decisions since the last call; returns when the run is not paused, or asked to stop.
+    pub fn wait_while_paused(&mut self) -> Result<()> {
+        self.update()?;
         while self.pacing.governor.pace().is_paused && self.events.should_continue() {
             self.rest(REST_PIECE);
-            self.update_pace()?;
+            self.update()?;
         }
-        let (size, settings) = (size.to_string(), self.pacing.batch_settings());
-        let kind = BatchKind { size, n_samples, settings };
-        let is_new = !self.pacing.expected.contains_key(&kind);
-        Ok(BatchTimer { kind, at: Instant::now(), work: is_new.then(|| self.device.work()) })
+        Ok(())
     }
 
-    /// After it: rests as long as the pace asks for.
-    pub(super) fn end_batch(&mut self, batch: BatchTimer) -> Result<()> {
-        let secs = batch.at.elapsed().as_secs_f64();
-        if let Some(before) = batch.work {
-            let secs = self.pacing.rates.seconds(&self.device.work().since(&before));
-            self.pacing.expected.insert(batch.kind.clone(), secs);
-        }
-        let took = StepTime { secs, expected_secs: self.pacing.expected[&batch.kind] };
-        let now = self.pacing.begun.elapsed();
-        let decisions = self.pacing.governor.record_step(now, took);
-        self.apply_decisions(decisions)?;
+    /// Rests after so much work, as long as the pace asks for, or until somebody asks to stop.
+    pub fn rest_after(&mut self, worked: Duration) {
         let duty = self.pacing.governor.pace().duty;
-        let until = Instant::now() + Duration::from_secs_f64(secs * (1.0 / duty - 1.0));
+        let until = Instant::now() + worked.mul_f64(1.0 / duty - 1.0);
         while self.events.should_continue() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -226,7 +243,6 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             }
             self.rest(left.min(REST_PIECE));
         }
-        Ok(())
     }
 
     fn rest(&mut self, piece: Duration) {
@@ -234,17 +250,16 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         self.pacing.rested += piece;
     }
 
-    fn update_pace(&mut self) -> Result<()> {
+    fn update(&mut self) -> Result<()> {
         let decisions = self.pacing.update_governor();
         self.apply_decisions(decisions)?;
-        match self.pacing.snapshot_event(self.progress.step) {
-            Some(event) => self.events.emit(event),
-            None => Ok(()),
-        }
+        let step = self.step;
+        let warning = self.pacing.unheld_limit().map(|kind| Event::Warning(Warning { step, kind }));
+        self.events.emit_all(warning.into_iter().chain(self.pacing.snapshot_event(step)))
     }
 
     /// Applies decisions, and emits them.
-    pub(super) fn apply_decisions(&mut self, decisions: Vec<PaceDecision>) -> Result<()> {
+    pub fn apply_decisions(&mut self, decisions: Vec<PaceDecision>) -> Result<()> {
         for decision in decisions {
             let (from, to) = (decision.from, decision.to);
             if from.level != to.level {
@@ -253,9 +268,131 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             if to.level > from.level || (to.is_paused && !from.is_paused) {
                 self.device.trim();
             }
-            let (step, settings) = (self.progress.step, self.pacing.levels[to.level].settings);
+            let (step, settings) = (self.step, self.pacing.levels[to.level].settings);
             self.events.emit(Event::Pace(PaceChange { step, settings, decision }))?;
         }
         Ok(())
+    }
+}
+
+/// Paces work that asks between its parts whether to continue, as encoding and sampling do. Asked from several threads,
+/// which rest together.
+pub struct PacedProgress<'a>(Mutex<(Pacer<'a>, Instant)>);
+
+impl<'a> PacedProgress<'a> {
+    /// Of work that begins now.
+    pub fn new(pacer: Pacer<'a>) -> Self {
+        Self(Mutex::new((pacer, Instant::now())))
+    }
+
+    /// Rests and waits; then says whether nobody asked to stop.
+    pub fn should_continue(&self) -> bool {
+        let (pacer, since) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let worked = since.elapsed();
+        if worked >= MIN_WORK {
+            pacer.rest_after(worked);
+            // What cannot be written now cannot be at the next event, which says so.
+            _ = pacer.wait_while_paused();
+            *since = Instant::now();
+        }
+        pacer.events.should_continue()
+    }
+}
+
+impl<D: DataLoader> TrainingRun<'_, D> {
+    pub(super) fn pacer(&mut self) -> Pacer<'_> {
+        let Self { pacing, device, events, progress, .. } = self;
+        Pacer { pacing, device, events, step: progress.step }
+    }
+
+    /// Before a micro-batch, which may have another size afterwards.
+    pub(super) fn wait_while_paused(&mut self) -> Result<()> {
+        self.pacer().wait_while_paused()
+    }
+
+    /// A micro-batch of so many samples begins.
+    pub(super) fn begin_micro_batch(
+        &mut self,
+        size: <D::Task as Task>::Size,
+        n_samples: usize,
+    ) -> MicroBatchTimer {
+        let settings = self.pacing.batch_settings();
+        let kind = MicroBatchKind { size: size.to_string(), n_samples, settings };
+        let is_new = !self.pacing.expected.contains_key(&kind);
+        MicroBatchTimer { kind, at: Instant::now(), work: is_new.then(|| self.device.work()) }
+    }
+
+    /// It has ended: records its time, and rests as long as the pace asks for.
+    pub(super) fn end_micro_batch(&mut self, timer: MicroBatchTimer) -> Result<()> {
+        let worked = timer.at.elapsed();
+        if let Some(before) = timer.work {
+            let secs = self.pacing.rates.seconds(&self.device.work().since(&before));
+            self.pacing.expected.insert(timer.kind.clone(), secs);
+        }
+        let expected_secs = self.pacing.expected[&timer.kind];
+        let took = StepTime { secs: worked.as_secs_f64(), expected_secs };
+        let now = self.pacing.begun.elapsed();
+        let decisions = self.pacing.governor.record_step(now, took);
+        let mut pacer = self.pacer();
+        pacer.apply_decisions(decisions)?;
+        pacer.rest_after(worked);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use compute::{CancelToken, DeviceKind};
+    use machine::telemetry::Temperature;
+    use machine::{Machine, ProbeSource};
+
+    use super::*;
+    use crate::model::recompute::Recompute;
+
+    fn pacing(mode: GovernorMode, max_celsius: Option<f64>) -> Pacing {
+        let policy = GovernorPolicy { mode, max_celsius, is_calibrated: false };
+        let settings = BatchSettings { micro_batch: 1, recompute: Recompute::None };
+        let rates =
+            Rates::documented(&Machine::probe(&mut ProbeSource::live()), DeviceKind::cpu(1));
+        Pacing::new(policy, vec![MemoryLevel { settings, peak_bytes: 1 }], 0, rates, None)
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_held_is_reported_once() {
+        for mode in [GovernorMode::Balanced, GovernorMode::Full] {
+            let mut unheld = pacing(mode, Some(80.0));
+            let uses_step_times = mode == GovernorMode::Balanced;
+            let expected = WarningKind::TemperatureUnknown { limit_celsius: 80.0, uses_step_times };
+            assert_eq!([0; 2].map(|_| unheld.unheld_limit()), [Some(expected), None]);
+        }
+        assert_eq!(pacing(GovernorMode::Balanced, None).unheld_limit(), None);
+        let mut held = pacing(GovernorMode::Balanced, Some(80.0));
+        let temperature = Temperature { sensor: "cpu".into(), celsius: 50.0, limit: None };
+        held.reading = Some(Telemetry { temperature: Some(temperature), ..Telemetry::default() });
+        assert_eq!(held.unheld_limit(), None);
+    }
+
+    /// Half the time, as in quiet mode, until somebody asks to stop.
+    #[test]
+    fn work_that_asks_whether_to_continue_rests_in_between() {
+        let folder = tempfile::tempdir().unwrap();
+        let (stop, device) = (CancelToken::default(), Device::meta(DeviceKind::cpu(1), 1 << 20));
+        let events = EventSink::open(folder.path(), false, &[], &stop).unwrap();
+        let mut pacing = pacing(GovernorMode::Quiet, None);
+        let worked = Duration::from_millis(60);
+        let work = |pacing: &mut Pacing| {
+            let pacer = Pacer { pacing, device: &device, events: &events, step: 0 };
+            let pace = PacedProgress::new(pacer);
+            thread::sleep(worked);
+            // Asked the second time too soon for a rest.
+            [pace.should_continue(), pace.should_continue()]
+        };
+        let begun = Instant::now();
+        assert_eq!(work(&mut pacing), [true, true]);
+        assert!(begun.elapsed() >= 2 * worked, "{:?}", begun.elapsed());
+        assert!(pacing.rest_secs() >= worked.as_secs_f64());
+        stop.cancel();
+        assert_eq!(work(&mut pacing), [false, false]);
+        assert!(pacing.rest_secs() < worked.as_secs_f64());
     }
 }

@@ -17,13 +17,13 @@
 //! Machines that train together would differ in `accumulate`, agree after `reduce`, and do the same in
 //! `apply`. The samples of a step and its random numbers follow from its number alone.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use compute::Dtype;
 
 use super::loss_scale::LossScale;
 use super::run::TrainingRun;
-use crate::config::batch::BatchSettings;
 use crate::error::Result;
 use crate::event::{self, Phase};
 use crate::task::session::{BatchPosition, GradientNorm, MicroBatchStep, UpdateSettings};
@@ -105,9 +105,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             let (batch, waited) = ahead.next_batch()?;
             wait_secs += waited.as_secs_f64();
             self.meter.begin(Phase::train(batch.size));
-            let timer = self.begin_batch(batch.size, batch.samples.len())?;
             sums.add(self.forward_backward(&batch, expected, loss_scale.unwrap_or(1.0))?);
-            self.end_batch(timer)?;
         }
         Ok(AccumulatedBatches { sums, expected, loss_scale, wait_secs })
     }
@@ -120,35 +118,54 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     }
 
     /// Forward and backward of a batch in micro-batches; accumulates the gradients. `expected` is the expected
-    /// loss weight of all samples of the step.
+    /// loss weight of all samples of the step. The pace may change between two micro-batches: the rest of the batch
+    /// is then computed at another memory level, and every sample keeps its share and its random numbers.
     pub(super) fn forward_backward(
         &mut self,
         batch: &TrainBatch<<D::Task as Task>::Size, D::Sample>,
         expected: f64,
         loss_scale: f64,
     ) -> Result<LossSums> {
-        let BatchSettings { micro_batch: micro, recompute } = self.pacing.batch_settings();
-        let mut sums = LossSums::default();
-        for (first, samples) in (0..).step_by(micro).zip(batch.samples.chunks(micro)) {
-            let (weight, micro_batch) = self.loader.micro_batch(samples)?;
-            // No token counts, as in a prompt without its answer.
-            if weight == 0.0 {
-                continue;
-            }
-            let share = weight / expected;
-            let position = BatchPosition { batch: batch.number, first_sample: first };
-            let scaled = share * loss_scale;
-            let micro_batch = &micro_batch;
-            let step = MicroBatchStep { micro_batch, position, share: scaled, recompute };
-            let loss = if self.config.train.fused_backward_pass {
-                // It is the only one of the step, so that its share is that of the whole step.
-                self.session.fused_backward(step, self.update_settings(scaled))?
-            } else {
-                self.session.accumulate(step)?
-            };
-            sums.add(LossSums { loss: share * loss, weight });
+        let (mut sums, mut first) = (LossSums::default(), 0);
+        while first < batch.samples.len() {
+            self.wait_while_paused()?;
+            let end = batch.samples.len().min(first + self.pacing.batch_settings().micro_batch);
+            sums.add(self.micro_batch(batch, first..end, expected, loss_scale)?);
+            first = end;
         }
         Ok(sums)
+    }
+
+    /// Forward and backward of some samples of a batch together.
+    pub(super) fn micro_batch(
+        &mut self,
+        batch: &TrainBatch<<D::Task as Task>::Size, D::Sample>,
+        samples: Range<usize>,
+        expected: f64,
+        loss_scale: f64,
+    ) -> Result<LossSums> {
+        let (first_sample, n) = (samples.start, samples.len());
+        let (weight, micro_batch) = self.loader.micro_batch(&batch.samples[samples])?;
+        // No token counts, as in a prompt without its answer.
+        if weight == 0.0 {
+            return Ok(LossSums::default());
+        }
+        let timer = self.begin_micro_batch(batch.size, n);
+        let (share, scaled) = (weight / expected, weight / expected * loss_scale);
+        let step = MicroBatchStep {
+            micro_batch: &micro_batch,
+            position: BatchPosition { batch: batch.number, first_sample },
+            share: scaled,
+            recompute: self.pacing.batch_settings().recompute,
+        };
+        let loss = if self.config.train.fused_backward_pass {
+            // It is the only one of the step, so that its share is that of the whole step.
+            self.session.fused_backward(step, self.update_settings(scaled))?
+        } else {
+            self.session.accumulate(step)?
+        };
+        self.end_micro_batch(timer)?;
+        Ok(LossSums { loss: share * loss, weight })
     }
 
     /// How the optimizer takes the next step, by gradients that are `scale` times the true ones.

@@ -285,6 +285,56 @@ fn micro_batches_of_every_size_train_the_same() {
     });
 }
 
+/// One held-out image, whose loss is measured four times: in micro-batches of 3 and 1, of 2, and of 1.
+#[test]
+fn validation_in_micro_batches_of_every_size_measures_the_same() {
+    with_run(&[], |run, log| {
+        let levels = run.pacing.levels.clone();
+        let mut measured = Vec::new();
+        for at in 0..3 {
+            run.progress = TrainProgress::before_first_step();
+            run.pacing = run.pacing.with_levels(&levels[at..]);
+            log.lock().unwrap().clear();
+            run.evaluate().unwrap();
+            for (event, _) in &*log.lock().unwrap() {
+                match event {
+                    Event::Validation { loss, .. } => measured.push(*loss),
+                    // Emitted for the first: the others take less.
+                    Event::Memory { phase: Phase::Validate(_), planned_bytes, peak_bytes } => {
+                        assert_eq!((at, peak_bytes), (0, planned_bytes));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let [whole, rest @ ..] = &measured[..] else { panic!("nothing was measured") };
+        assert_eq!(rest.len(), 2);
+        for found in rest {
+            assert!((found / whole - 1.0).abs() < APART, "{found} {whole}");
+        }
+    });
+}
+
+/// As where memory gets short between two micro-batches of a step.
+#[test]
+fn the_rest_of_a_batch_at_another_level_trains_the_same() {
+    with_run(&[SMOOTH], |run, _| {
+        let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
+        let (levels, start) = (run.pacing.levels.clone(), state(run));
+        run.forward_backward(&batch, 3.0, 1.0).unwrap();
+        run.session.update(1e-2, 0, 1.0).unwrap();
+        let whole = state(run);
+        put_back(run, &start);
+        run.pacing = run.pacing.with_levels(&levels[1..]);
+        run.micro_batch(&batch, 0..2, 3.0, 1.0).unwrap();
+        assert_eq!(run.pacing.fall_back().unwrap().micro_batch, 1);
+        run.micro_batch(&batch, 2..3, 3.0, 1.0).unwrap();
+        run.session.update(1e-2, 0, 1.0).unwrap();
+        let apart = apart(&whole, &state(run));
+        assert!(apart < APART && whole != start, "{apart:e}");
+    });
+}
+
 #[test]
 fn a_step_that_fits_at_no_level_saves_and_fails() {
     with_run(&[], |run, log| {
@@ -358,7 +408,9 @@ fn a_lower_memory_level_has_less_of_the_arena_and_the_plans_level_all() {
         let of = |level| Pace { level, duty: 1.0, is_paused: false };
         for (from, to) in [(0, 2), (2, 0)] {
             let cause = Cause::MemoryCritical;
-            run.apply_decisions(vec![PaceDecision { from: of(from), to: of(to), cause }]).unwrap();
+            run.pacer()
+                .apply_decisions(vec![PaceDecision { from: of(from), to: of(to), cause }])
+                .unwrap();
             let planned = if to == 0 { whole } else { run.pacing.levels[to].peak_bytes };
             assert_eq!(limit(run.device), planned);
         }
@@ -371,7 +423,7 @@ fn go_to(run: &mut TrainingRun<'_, ImageLoader<'_>>, from: usize, to: usize, is_
     let pace = |level, is_paused| Pace { level, duty: 1.0, is_paused };
     let cause = Cause::MemoryCritical;
     let decision = PaceDecision { from: pace(from, false), to: pace(to, is_paused), cause };
-    run.apply_decisions(vec![decision]).unwrap();
+    run.pacer().apply_decisions(vec![decision]).unwrap();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The data loader of images: encoded images in an order that follows from the seed, with noise added.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::model::build::Precision;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
 use crate::task::prefetch::Prefetch;
-use crate::task::traits::{self, PrefetchedBatches, TrainableModel};
+use crate::task::traits::{self, HeldOutPass, PrefetchedBatches, TrainableModel};
 
 /// Encoded images, their order and their noise.
 pub(crate) struct ImageLoader<'a> {
@@ -89,16 +90,30 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
         Ok((samples.len() as f64, ImageMicroBatch { samples }))
     }
 
+    fn held_out_passes(&self) -> BTreeMap<Bucket, Vec<HeldOutPass>> {
+        let mut passes = BTreeMap::<_, Vec<_>>::new();
+        for (index, sample) in self.index.held_out.iter().enumerate() {
+            let all = HeldOutPass::all(index, FIXED_TIMESTEPS.len());
+            passes.entry(sample.bucket).or_default().extend(all);
+        }
+        passes
+    }
+
     /// At fixed timesteps.
-    fn held_out(&self, index: usize) -> Result<(Bucket, Vec<(f64, ImageMicroBatch)>)> {
-        let sample = &self.index.held_out[index];
-        let latents = Arc::new(self.index.latents(sample, false)?);
-        let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
-        let at = |u| {
-            let noisy = self.noise.fixed(&latents, &prompt, index as u64, u);
-            (1.0, ImageMicroBatch { samples: vec![noisy] })
-        };
-        Ok((sample.bucket, FIXED_TIMESTEPS.into_iter().map(at).collect()))
+    fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, ImageMicroBatch)> {
+        let mut samples = Vec::with_capacity(passes.len());
+        // The passes of a sample are neighbours: it is read once.
+        for same in passes.chunk_by(|a, b| a.sample == b.sample) {
+            let index = same[0].sample;
+            let sample = &self.index.held_out[index];
+            let latents = Arc::new(self.index.latents(sample, false)?);
+            let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
+            let noisy = |it: &HeldOutPass| {
+                self.noise.fixed(&latents, &prompt, index as u64, FIXED_TIMESTEPS[it.pass])
+            };
+            samples.extend(same.iter().map(noisy));
+        }
+        Ok((samples.len() as f64, ImageMicroBatch { samples }))
     }
 
     fn write_samples(

@@ -22,6 +22,7 @@ use self::noise::{FIXED_TIMESTEPS, NoiseSampler, NoisySample, noisy_latents};
 use self::samples::SampleImageWriter;
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun, RunSetup};
 use super::folder::RunFolder;
+use super::pacing::{PacedProgress, Pacer, Pacing};
 use super::preparation::{emit_findings, emit_progress};
 use crate::cache::scaled::RESOLUTIONS;
 use crate::cache::{CacheBuilder, CacheIndex, CacheRequest, CachedLatents, plan_images};
@@ -280,7 +281,8 @@ pub(super) fn prepare(
     let (planned, caching) = plan(config, pipeline, device_setup, events)?;
     let n_known = caching.index().problems.len();
     emit_findings(events, caching.index().findings(0))?;
-    let (index, device) = encode(caching, planned.setup(device_setup), events)?;
+    let setup = planned.setup(device_setup);
+    let (index, device) = encode(&planned.config, caching, setup, events)?;
     // Problems that only show when an image is decoded.
     emit_findings(events, index.findings(n_known))?;
     Ok((planned, index, device))
@@ -332,19 +334,24 @@ fn plan<'p>(
 
 /// Encodes what is not in the cache, and measures each encoder. What is encoded stays when a GPU is lost.
 fn encode(
+    config: &RunConfig,
     mut caching: CacheBuilder<'_>,
     setup: RunSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(Arc<CacheIndex>, MeteredDevice)> {
     let device = MeteredDevice::open(setup.device_setup, setup.plan)?;
+    let mut pacing = Pacing::of_encoding(config, setup);
     let ((), device) =
         device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);
+            let pace = PacedProgress::new(Pacer { pacing: &mut pacing, device, events, step: 0 });
             let on_progress = |event| {
                 if let progress::ProgressEvent::Phase { name, .. } = event {
                     meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name.into());
                 }
-                emit_progress(events, event)
+                let is_wanted = emit_progress(events, event);
+                let is_done = matches!(event, progress::ProgressEvent::Done);
+                is_wanted && (!is_done || pace.should_continue())
             };
             let loading = setup.plan.encoder_loading;
             device.cancellable(events.cancel_token(), || {

@@ -1,5 +1,6 @@
 //! The data loader of texts: token sequences in an order that follows from the seed.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::fingerprint::Fingerprint;
 use crate::model::llama::Llama;
 use crate::progress;
 use crate::task::prefetch::Prefetch;
-use crate::task::traits::{self, PrefetchedBatches, Task, TrainBatch, TrainableModel};
+use crate::task::traits::{self, HeldOutPass, PrefetchedBatches, Task, TrainBatch, TrainableModel};
 use crate::text::{Sequence, TextDataRequest, TextDataset};
 
 /// Token sequences and their order.
@@ -99,8 +100,14 @@ impl<'a> traits::DataLoader for TextLoader<'a> {
         Ok(TextMicroBatch::from_sequences(samples))
     }
 
-    fn held_out(&self, index: usize) -> Result<(SequenceLength, Vec<(f64, TextMicroBatch)>)> {
-        Ok((self.size, vec![TextMicroBatch::from_sequences(&[self.texts.held_out(index)?])]))
+    fn held_out_passes(&self) -> BTreeMap<SequenceLength, Vec<HeldOutPass>> {
+        let all = (0..self.n_held_out()).flat_map(|index| HeldOutPass::all(index, 1));
+        [(self.size, all.collect())].into()
+    }
+
+    fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, TextMicroBatch)> {
+        let sequences = passes.iter().map(|pass| self.texts.held_out(pass.sample));
+        Ok(TextMicroBatch::from_sequences(&sequences.collect::<Result<Vec<_>>>()?))
     }
 
     fn write_samples(
