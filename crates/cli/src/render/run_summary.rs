@@ -24,6 +24,7 @@ pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[Stri
         let first = first.unwrap_or_default();
         page.row("loss", BOLD, &format!("{}, {}{first}", number(loss), figures.loss_label()));
     }
+    page.row("health", BOLD, &format!("NaN/Inf steps: {}", figures.not_finite_steps));
     page.row("time", BOLD, &time(&figures));
     page.row("memory", BOLD, &memory(end, &figures));
     if let Some(energy) = &end.energy {

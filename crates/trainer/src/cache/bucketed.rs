@@ -2,9 +2,10 @@
 //! on from here to their bytes (`select`); a plan ends here (`plan::DatasetSummary`). Both see the same
 //! images in the same sizes because there is no second way to choose them.
 
+use super::scaled::RESOLUTIONS;
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::data::findings::explained;
-use crate::data::{Bucket, Buckets, ImageItem, Problem, scan};
+use crate::data::{Bucket, Buckets, ImageItem, Problem, ProblemKind, scan};
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::Pipeline;
 
@@ -38,7 +39,27 @@ pub(crate) fn assign_buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<B
     let images: Vec<BucketedImage> = found.items.into_iter().map(placed).collect();
     check_any(images.iter().map(|image| image.repeats), data, &found.problems)?;
     check_sizes(pipeline, &images)?;
-    Ok(BucketedFolder { images, problems: found.problems })
+    let scaled_up = images.iter().filter_map(|image| scaled_up(image, data));
+    let problems = found.problems.into_iter().chain(scaled_up).collect();
+    Ok(BucketedFolder { images, problems })
+}
+
+/// That an image is smaller than its bucket, with the resolution that it fits.
+fn scaled_up(image: &BucketedImage, data: &DataConfig) -> Option<Problem> {
+    let BucketedImage { item: ImageItem { path, size, .. }, bucket, .. } = image;
+    if covers(*size, *bucket) {
+        return None;
+    }
+    let fits = |resolution: &usize| {
+        let buckets = buckets_of(*resolution, data.bucket_step);
+        buckets.is_ok_and(|buckets| covers(*size, buckets.choose(*size)))
+    };
+    let fits = RESOLUTIONS.into_iter().filter(|side| *side < data.resolution).find(fits);
+    Some(Problem::warning(path, ProblemKind::ScaledUp { size: *size, bucket: *bucket, fits }))
+}
+
+fn covers([width, height]: [u32; 2], bucket: Bucket) -> bool {
+    width as usize >= bucket.width && height as usize >= bucket.height
 }
 
 /// How many of `n` images are held out.
@@ -92,8 +113,11 @@ fn buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<Buckets> {
             hint: "choose a multiple of that number",
         });
     }
-    let resolution = data.resolution;
-    Buckets::new(resolution, data.bucket_step, resolution / 2, resolution * 2)
+    buckets_of(data.resolution, data.bucket_step)
+}
+
+fn buckets_of(resolution: usize, step: usize) -> Result<Buckets> {
+    Buckets::new(resolution, step, resolution / 2, resolution * 2)
 }
 
 /// That the model has a place for every patch.
@@ -109,4 +133,42 @@ fn check_sizes(pipeline: &Pipeline, images: &[BucketedImage]) -> Result<()> {
         ),
         hint: "lower data.resolution, or leave out very long images",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    #[test]
+    fn an_image_that_is_scaled_up_is_named_with_the_resolution_it_fits() {
+        let mut raw = RawConfig::empty();
+        for argument in ["base.path=x", "data.images=y", "data.resolution=1024"] {
+            raw.set(argument).unwrap();
+        }
+        let config = raw.resolve().unwrap();
+        let (data, _) = config.data.images().unwrap();
+        let buckets = buckets_of(data.resolution, data.bucket_step).unwrap();
+        let said = |size: [u32; 2]| {
+            let (path, caption) = ("a.png".into(), String::new());
+            let item = ImageItem { path, caption, size, repeats: 1, control: None };
+            let image = BucketedImage { item, bucket: buckets.choose(size), repeats: 1 };
+            scaled_up(&image, data).map(|problem| problem.to_string())
+        };
+        assert_eq!(said([1024, 1024]), None);
+        assert_eq!(said([4000, 3000]), None);
+        let says = |words: &str| Some(format!("a.png is scaled up from {words}"));
+        assert_eq!(
+            said([1023, 1024]),
+            says("1023 x 1024 to 1024 x 1024 pixels; it fits data.resolution = 768")
+        );
+        assert_eq!(
+            said([300, 300]),
+            says("300 x 300 to 1024 x 1024 pixels; it fits data.resolution = 256")
+        );
+        assert_eq!(
+            said([200, 200]),
+            says("200 x 200 to 1024 x 1024 pixels; it fits no usual data.resolution")
+        );
+    }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use machine::Bytes;
 
+use super::bucket::Bucket;
 use super::fault::{FileSpan, TextFault};
 
 /// Something wrong or noteworthy about one file or folder.
@@ -72,6 +73,19 @@ pub enum ProblemKind {
     UnsupportedFormat {
         /// The format, or the part of a format.
         name: String,
+    },
+    /// Fewer pixels than the size it is trained in.
+    #[error(
+        "is scaled up from {} x {} to {} x {} pixels; {}",
+        size[0], size[1], bucket.width, bucket.height, fitting(*fits)
+    )]
+    ScaledUp {
+        /// Width and height, the right way up.
+        size: [u32; 2],
+        /// The size it is trained in.
+        bucket: Bucket,
+        /// The largest usual resolution that it has enough pixels for.
+        fits: Option<usize>,
     },
     /// Too few pixels to train on.
     #[error("is too small: {} x {} pixels, least is {least} on each side", size[0], size[1])]
@@ -230,6 +244,12 @@ pub enum ProblemKind {
     },
 }
 
+/// The resolution that an image fits.
+fn fitting(resolution: Option<usize>) -> String {
+    let fits = |side| format!("it fits data.resolution = {side}");
+    resolution.map_or_else(|| "it fits no usual data.resolution".into(), fits)
+}
+
 impl ProblemKind {
     /// From what the system said.
     pub(super) fn unreadable(error: &std::io::Error) -> Self {
@@ -240,6 +260,9 @@ impl ProblemKind {
     pub fn reason(&self) -> String {
         let words = match self {
             Self::TooSmall { least, .. } => return format!("smaller than {least} px"),
+            Self::ScaledUp { fits, .. } => {
+                return format!("images scaled up, smaller than their bucket; {}", fitting(*fits));
+            }
             Self::CaptionBeyondClip { most, .. } => {
                 return format!(
                     "captions are longer than CLIP's {most} tokens; T5 sees all of them"
@@ -320,6 +343,12 @@ impl ProblemKind {
 
     /// Whether nothing is lost by it.
     pub fn is_note(&self) -> bool {
-        matches!(self, Self::CaptionBeyondClip { .. } | Self::Ignored | Self::CacheOlder)
+        matches!(
+            self,
+            Self::CaptionBeyondClip { .. }
+                | Self::Ignored
+                | Self::CacheOlder
+                | Self::ScaledUp { .. }
+        )
     }
 }

@@ -40,6 +40,8 @@ pub struct RunFigures {
     pub rest_secs: f64,
     /// Seconds of the middle one of all steps.
     pub secs_per_step: Option<f64>,
+    /// Steps whose loss or gradient was NaN or infinite; they changed nothing.
+    pub not_finite_steps: usize,
     /// Steps that losses are means of.
     pub loss_window: usize,
     /// The mean of the first losses; none where they are the last ones too.
@@ -87,6 +89,7 @@ impl RunFigures {
             wait_secs: steps.iter().map(|step| step.wait_secs).sum(),
             rest_secs: steps.iter().map(|step| step.rest_secs).sum(),
             secs_per_step: median(history.steps.iter().map(|step| step.secs).collect()),
+            not_finite_steps: steps.iter().filter(|step| is_not_finite(step)).count(),
             loss_window,
             first_loss: steps
                 .get(..loss_window)
@@ -114,6 +117,10 @@ impl RunFigures {
             n => format!("mean of the last {n} steps"),
         }
     }
+}
+
+fn is_not_finite(step: &StepMetrics) -> bool {
+    step.is_skipped || !step.loss.is_finite()
 }
 
 /// A part that was killed could not say how long it took; its steps did.

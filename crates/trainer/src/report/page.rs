@@ -110,6 +110,7 @@ fn figure_list(figures: &RunFigures) -> String {
         ("time", duration(figures.secs), String::new()),
         ("seconds per step", figures.secs_per_step.map_or_else(unknown, number), "median".into()),
         ("loss", figures.final_loss.map_or_else(unknown, number), mean_of(figures)),
+        ("NaN/Inf steps", count(figures.not_finite_steps as u64), "skipped".into()),
         ("best validation loss", validation, when),
         (&samples, count(figures.samples as u64), format!("{} held out", figures.held_out)),
         ("trainable parameters", count(figures.parameters as u64), String::new()),
