@@ -276,21 +276,31 @@ impl Device {
     /// the process's own.
     pub fn committed_bytes(&self) -> Arc<AtomicU64> {
         match self.backend() {
-            Backend::Meta | Backend::Cpu(_) | Backend::Cuda(_) => Arc::default(),
+            Backend::Meta | Backend::Cpu(_) => Arc::default(),
+            Backend::Cuda(cuda) => Arc::clone(cuda.committed()),
             Backend::Gpu(gpu) => Arc::clone(gpu.committed()),
+        }
+    }
+
+    /// Says whether an NVIDIA GPU computes in main memory, so that [`Device::trim`] gives back what it took of it.
+    /// Does nothing on other devices.
+    pub fn set_shared_memory(&self, is_shared: bool) {
+        if let Backend::Cuda(cuda) = self.backend() {
+            cuda.set_shared_memory(is_shared);
         }
     }
 
     /// Gives memory that no live tensor is in back to the system, which gives it again when it is needed. Between
     /// steps that is all but what lives as long as the run. On the CPU that is what lies above the last live
-    /// tensor; on a Metal or Vulkan GPU, every buffer without one.
+    /// tensor; on a Metal or Vulkan GPU, every buffer without one. An NVIDIA GPU gives back as the CPU does if it
+    /// shares main memory, else none of its own.
     #[allow(unsafe_code)]
     pub fn trim(&self) {
         let state = self.state();
         match &self.0.backend {
             Backend::Meta => {}
             Backend::Gpu(gpu) => gpu.trim(&state.arena),
-            Backend::Cuda(cuda) => cuda.trim(),
+            Backend::Cuda(cuda) => cuda.trim(state.arena.top()),
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
             Backend::Cpu(cpu) => unsafe { cpu.memory().release_from(state.arena.top()) },
         }

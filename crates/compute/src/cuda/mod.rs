@@ -9,7 +9,7 @@
 //! Copies of what is large go to a second stream beside it, and each stream waits for the other where it
 //! has to (`bounce.rs`).
 //!
-//! Left out on purpose: a second GPU in one process, memory shared with the host, kernels on several
+//! Left out on purpose: a second GPU in one process, memory that the host writes to, kernels on several
 //! streams.
 
 mod blas;
@@ -260,9 +260,27 @@ impl CudaBackend {
         self.note(self.fence(StreamKind::Copy, StreamKind::Compute));
     }
 
-    /// Gives host memory back that is only needed for copies.
-    pub fn trim(&self) {
+    /// Gives back host memory that is only needed for copies; and where the GPU shares main memory, the arena's
+    /// own above `top`, where no tensor lies.
+    pub fn trim(&self, top: usize) {
         self.bounce.release();
+        if self.memory.is_shared() {
+            let released = self
+                .driver
+                .synchronise()
+                .and_then(|()| self.memory.release_from(&self.driver, top));
+            self.note(released);
+        }
+    }
+
+    /// Says whether main memory is what the arena takes.
+    pub fn set_shared_memory(&self, is_shared: bool) {
+        self.memory.set_shared(is_shared);
+    }
+
+    /// Bytes that the arena was given, as they come and go.
+    pub fn committed(&self) -> &Arc<AtomicU64> {
+        self.memory.committed()
     }
 
     /// Copies a tensor to the host, when all work before is done.

@@ -1,13 +1,15 @@
 //! What can be shown without a GPU: that every kernel compiles. Needs NVRTC, and says so where it is
-//! missing.
+//! missing. And with one: what becomes of the arena's memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use super::driver::SmVersion;
 use super::kernels::{CudaVariant, PRELUDE};
 use super::nvrtc::Nvrtc;
-use crate::Dtype;
+use crate::testing::on_gpu;
+use crate::{DeviceKind, Dtype, RandomSequence};
 
 /// Every kernel source.
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -62,4 +64,31 @@ fn every_kernel_compiles() {
             }
         }
     }
+}
+
+/// On any GPU, as if it shared main memory: what is unmapped is mapped again, and computed with.
+#[test]
+fn pieces_above_the_last_tensor_go_back_where_memory_is_shared() {
+    const PIECES: u64 = 64 << 20;
+    let Some(device) = on_gpu(1 << 30) else { return };
+    let DeviceKind::Cuda { .. } = device.kind() else { return };
+    let committed = device.committed_bytes();
+    let committed = || committed.load(Ordering::Relaxed);
+    device.set_shared_memory(true);
+    let stays = device.upload([4], &[1u32, 2, 3, 4]).unwrap();
+    let sequence = RandomSequence::new(3, 4);
+    let numbers = || {
+        let tensor = device.normal([128 << 20], Dtype::F32, 1.0, sequence).unwrap();
+        assert_eq!(committed(), 9 * PIECES);
+        tensor.narrow(127 << 20..128 << 20).to_f32_vec()
+    };
+    let before = numbers();
+    device.trim();
+    assert_eq!(committed(), PIECES);
+    assert!(before == numbers());
+    assert_eq!(stays.to_vec::<u32>(), [1, 2, 3, 4]);
+    // A GPU with memory of its own keeps it.
+    device.set_shared_memory(false);
+    device.trim();
+    assert_eq!(committed(), 9 * PIECES);
 }
