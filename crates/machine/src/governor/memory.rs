@@ -42,6 +42,10 @@ const SEEN_SECS: f64 = 90.0;
 /// Seconds without want before a larger level is taken. Chosen: all are regained within two minutes.
 const CALM_SECS: f64 = 10.0;
 
+/// Seconds without want after which a pause ends, whatever failed before. Chosen: to compute for a while and pause
+/// again costs less than to stand still beside free memory.
+const MAX_IDLE_SECS: f64 = 600.0;
+
 /// How full memory is, and the level that follows from it.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryControl {
@@ -133,7 +137,11 @@ impl MemoryControl {
     fn take_in(&mut self, share: Option<ProcessMemory>) {
         // While it is paused, nothing more will be seen.
         self.last.n_readings += usize::from(self.last.has_stepped || self.is_paused);
-        let Some(share) = share else { return };
+        let Some(share) = share else {
+            // What is silent is forgotten: a last reading must not count for ever.
+            self.shares.pop_front();
+            return;
+        };
         if self.shares.len() == WINDOW {
             self.shares.pop_front();
         }
@@ -211,7 +219,9 @@ impl MemoryControl {
 
     /// Goes on, or up as many levels as there is provably room for.
     fn widen(&mut self, now: f64) -> Option<Cause> {
-        let is_barred = |to: usize| to <= self.barred && !self.backoff.is_ready(now);
+        let is_idle_long = self.is_paused && now - self.wanted_at >= MAX_IDLE_SECS;
+        let is_barred =
+            |to: usize| to <= self.barred && !self.backoff.is_ready(now) && !is_idle_long;
         let is_open = |to: &usize| !is_barred(*to) && self.has_room_for(*to);
         let first = if self.is_paused { self.level } else { 0 };
         let last = if self.is_paused { self.level } else { self.level.checked_sub(1)? };
@@ -234,6 +244,11 @@ impl MemoryControl {
         let held = self.shares.iter().map(|share| share.held).max().unwrap_or(0).max(planned);
         let needed = held.saturating_add(more) as f64;
         let share = size(*now) as f64;
+        // It was planned to fit. A load says little of a pause: where weights are most of what a run holds, it
+        // never gets low.
+        if self.is_paused {
+            return needed <= share;
+        }
         // A load says something of the next level, not of those beyond.
         needed <= (1.0 - MARGIN) * share || (is_next && load < ROOMY_LOAD && needed <= share)
     }

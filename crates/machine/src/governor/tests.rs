@@ -434,6 +434,140 @@ fn is_told(trace: &Trace) -> bool {
     last == trace.pace.last().copied()
 }
 
+/// What a monitor sees of a run's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum SeenMemory {
+    /// All that was planned.
+    Planned,
+    /// A tenth more.
+    More,
+    /// None of it: a device that no reading shows.
+    Nothing,
+    /// There is no reading: a GPU with memory of its own.
+    Unread,
+}
+
+/// A run that shares its memory with others.
+struct ContendedRun {
+    governor: Governor,
+    levels: Vec<u64>,
+    /// What it holds while it is paused.
+    resident: u64,
+    seen: SeenMemory,
+    step_secs: u64,
+    now: u64,
+}
+
+impl ContendedRun {
+    /// With up to four levels, some of which take little more than what always stays.
+    fn any(random: &mut XorShift) -> Self {
+        let resident = 1 + random.below(20 << 30);
+        let mut above = 1 + random.below(20 << 30);
+        let levels: Vec<u64> = (0..=random.below(4))
+            .map(|_| {
+                above = above * (1 + random.below(99)) / 100;
+                resident + above
+            })
+            .collect();
+        let governed = levels.iter().map(|bytes| GovernorLevel { bytes: *bytes }).collect();
+        let (more, nothing) = (SeenMemory::More, SeenMemory::Nothing);
+        let seen = [SeenMemory::Planned, more, nothing, SeenMemory::Unread];
+        Self {
+            governor: Governor::new(policy(GovernorMode::Full), governed),
+            levels,
+            resident,
+            seen: seen[random.below(4) as usize],
+            step_secs: 1 + random.below(60),
+            now: 0,
+        }
+    }
+
+    /// What is seen of it where it computes at a level.
+    fn seen_at(&self, level: usize) -> u64 {
+        self.seen_of(self.levels[level])
+    }
+
+    fn seen_of(&self, held: u64) -> u64 {
+        match self.seen {
+            SeenMemory::Planned | SeenMemory::Unread => held,
+            SeenMemory::More => held + held / 10,
+            SeenMemory::Nothing => 0,
+        }
+    }
+
+    /// A second in which it may hold so much.
+    fn second(&mut self, allowed: u64, pressure: Telemetry) {
+        self.now += 1;
+        let (at, pace) = (Duration::from_secs(self.now), self.governor.pace());
+        if !pace.is_paused && self.now.is_multiple_of(self.step_secs) {
+            let secs = self.step_secs as f64;
+            self.governor.record_step(at, StepTime { secs, expected_secs: secs });
+        }
+        let held =
+            if pace.is_paused { self.seen_of(self.resident) } else { self.seen_at(pace.level) };
+        let left = allowed.cast_signed() - held.cast_signed();
+        let memory = (self.seen != SeenMemory::Unread).then_some(ProcessMemory { held, left });
+        self.governor.observe(at, &Telemetry { memory, ..pressure });
+    }
+
+    /// Minutes in which anything may happen.
+    fn troubled(&mut self, random: &mut XorShift) {
+        for _ in 0..random.below(40) {
+            let allowed = random.below(2 * self.levels[0]);
+            let stall = [0.0, 0.0, 0.04, 0.2, 0.9][random.below(5) as usize];
+            let level = [None, None, Some(PressureLevel::Warning), Some(PressureLevel::Critical)]
+                [random.below(4) as usize];
+            let pressure =
+                Telemetry { memory_stall: Some(stall), pressure_level: level, ..<_>::default() };
+            let is_silent = random.below(8) == 0;
+            for _ in 0..random.below(300) {
+                if is_silent {
+                    self.now += 1;
+                    self.governor.observe(Duration::from_secs(self.now), &pressure);
+                } else {
+                    self.second(allowed, pressure.clone());
+                }
+            }
+            let is_last = self.governor.pace().level + 1 == self.levels.len();
+            if random.below(5) == 0 && !is_last {
+                self.governor.out_of_memory(Duration::from_secs(self.now));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_standstill_ends_when_memory_is_there_whatever_happened_before() {
+    let mut n_paused = 0;
+    for seed in 1..300 {
+        let mut random = XorShift(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let mut run = ContendedRun::any(&mut random);
+        run.troubled(&mut random);
+        let pace = run.governor.pace();
+        n_paused += usize::from(pace.is_paused);
+        if random.below(4) == 0 {
+            // Its last readings were of short memory, and no more follow.
+            run.seen = SeenMemory::Unread;
+        }
+        // As much as its level takes; planned sizes count where nothing is seen.
+        let needed = run.seen_at(pace.level).max(run.levels[pace.level]);
+        for _ in 0..700 {
+            run.second(needed, Telemetry::default());
+        }
+        let end = run.governor.pace();
+        let about = format!("{seed}: {:?}, {:?} of {needed}", run.seen, run.levels);
+        assert!(!end.is_paused, "{about}: stands still beside free memory");
+        // With a little more than the plan it is back there, when what failed before may be tried again.
+        let plenty = run.seen_at(0).max(run.levels[0]) / 100 * 111 + 100;
+        for _ in 0..3 * HOUR {
+            run.second(plenty, Telemetry::default());
+            assert!(!run.governor.pace().is_paused, "{about}");
+        }
+        assert_eq!(run.governor.pace().level, 0, "{about}");
+    }
+    assert!(n_paused > 30, "{n_paused} of all were paused");
+}
+
 #[test]
 fn the_same_readings_give_the_same_decisions() {
     let (first, second) = (any_run(99).2, any_run(99).2);
