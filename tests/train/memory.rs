@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use compute::{CancelToken, Device, DeviceKind};
+use machine::held::MemoryPlace;
 use machine::{Machine, ProbeSource};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
@@ -70,13 +71,14 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
     };
     let (kind, name) = (DeviceKind::cpu(1), "test".into());
     let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
-    let (open, start_sampler) = (Box::new(open), Box::new(|| None));
+    let (open, start_sampler) = (Box::new(open), Box::new(|_| None));
     let device_setup = DeviceSetup {
         kind,
         name,
         limit_bytes: LIMIT,
         host_bytes: None,
         rates,
+        memory_place: MemoryPlace::Process,
         open,
         start_sampler,
     };

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use compute::{CancelToken, Device, DeviceKind};
+use machine::held::MemoryPlace;
 use machine::{Machine, ProbeSource};
 use trainer::config::RawConfig;
 use trainer::event::{EndReason, Event, RunEnd};
@@ -86,7 +87,8 @@ impl Trial<'_> {
             host_bytes: None,
             rates: Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind),
             open: Box::new(|bytes| Device::cpu(1, bytes)),
-            start_sampler: Box::new(|| None),
+            memory_place: MemoryPlace::Process,
+            start_sampler: Box::new(|_| None),
         };
         let stop = CancelToken::default();
         if let Some(n_asked) = n_asked {

@@ -15,6 +15,7 @@ pub mod folders;
 pub mod governor;
 pub mod gpu;
 pub mod hardware;
+pub mod held;
 pub mod key_values;
 mod live;
 pub mod memory;

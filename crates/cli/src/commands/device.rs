@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use compute::gpu::{self, GpuChoice};
+use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuChoice};
 use compute::{Device, DeviceKind, Dtype, Quantisation};
 use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
 use machine::cpu::CpuFeature;
+use machine::held::MemoryPlace;
 use machine::monitor::Monitor;
 use machine::sampler::TelemetrySampler;
 use machine::{Bytes, Machine, ProbeSource};
@@ -129,8 +130,9 @@ impl DeviceArgs {
             limit_bytes: self.limit_bytes_of(&machine, limit),
             host_bytes: self.host_bytes_of(&machine),
             rates: self.rates(&machine),
+            memory_place: self.memory_place(&machine),
             open: Box::new(|bytes| self.arena(bytes)),
-            start_sampler: Box::new(move || {
+            start_sampler: Box::new(move |held| {
                 let (device, cap) = match self.device() {
                     DeviceChoice::Cpu => (budget::DeviceId::Cpu, cap),
                     // The limit is of the GPU's memory, which the arena takes whole.
@@ -138,11 +140,30 @@ impl DeviceArgs {
                     DeviceChoice::Gpu(_) => (budget::DeviceId::Metal, cap),
                 };
                 let cap = cap.map(|cap| Bytes(self.limit_bytes_of(&machine, Some(cap)) as u64));
-                let monitor = Monitor::new(&machine, device, cap);
+                let monitor = Monitor::new(&machine, device, cap).with_held(held);
                 // Without a thread for telemetry the run goes on, without a governor.
                 TelemetrySampler::start(ProbeSource::live(), monitor).ok()
             }),
         })
+    }
+
+    /// Where the memory of the device lies. Metal's counts as the process's own on macOS, and a software driver's is.
+    fn memory_place(&self, machine: &Machine) -> MemoryPlace {
+        match self.device() {
+            DeviceChoice::Cpu => MemoryPlace::Process,
+            DeviceChoice::Cuda(index) => {
+                let gpu = machine.cuda_gpu(index);
+                let is_unified = gpu.is_some_and(|gpu| gpu.unified.known() == Some(&true));
+                if is_unified { MemoryPlace::BesideProcess } else { MemoryPlace::Gpu }
+            }
+            DeviceChoice::Gpu(choice) => match gpu::adapter(choice) {
+                Ok(GpuAdapter { kind: GpuAdapterKind::Discrete, .. }) => MemoryPlace::Gpu,
+                Ok(GpuAdapter {
+                    kind: GpuAdapterKind::Integrated, interface: "Vulkan", ..
+                }) => MemoryPlace::BesideProcess,
+                _ => MemoryPlace::Process,
+            },
+        }
     }
 
     /// How fast this machine is: measured, else from published figures.

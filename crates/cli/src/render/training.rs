@@ -211,7 +211,8 @@ impl ScreenState {
     fn pace(&mut self, paced: &PaceChange) -> Vec<ScreenLine> {
         let PaceDecision { to, cause, .. } = &paced.decision;
         let is_held = to.duty < 1.0 || to.is_paused || to.level > 0;
-        self.pace = is_held.then(|| HeldPace { pace: *to, cause: cause.to_string() });
+        self.pace =
+            is_held.then(|| HeldPace { pace: *to, cause: cause.to_string() + &paced.freed() });
         let kind = std::mem::discriminant(cause);
         if self.causes.contains(&kind) || cause.hint().is_none() {
             return Vec::new();
@@ -434,7 +435,7 @@ mod tests {
             let of = |duty| Pace { level: 0, duty, is_paused: false };
             let decision = PaceDecision { from: of(from), to: of(to), cause };
             let settings = BatchSettings { micro_batch: 1, recompute: Recompute::None };
-            let paced = Event::Pace(PaceChange { step: 3, settings, decision });
+            let paced = Event::Pace(PaceChange { step: 3, settings, freed_bytes: None, decision });
             let lines = state.note(&record(&paced), 0.0);
             let (pace, cause) = state.pace.as_ref().map(pace).unwrap_or_default();
             (lines.len(), pace + &cause)

@@ -66,7 +66,8 @@ impl CudaProbe {
         let capability =
             major.and_then(|major| Ok(format!("{major}.{}", attribute(CAPABILITY_MINOR)?)));
         write_key_value(&mut text, "compute_capability", capability);
-        write_key_value(&mut text, "integrated", attribute(INTEGRATED));
+        let integrated = if is_unified_forced() { Ok(1) } else { attribute(INTEGRATED) };
+        write_key_value(&mut text, "integrated", integrated);
         write_key_value(&mut text, "memory_total_bytes", self.total_memory(device));
         write_key_value(&mut text, "multiprocessors", attribute(MULTIPROCESSORS));
         write_key_value(&mut text, "pageable_memory_access", attribute(PAGEABLE_MEMORY_ACCESS));
@@ -191,6 +192,12 @@ fn open(names: &[&str]) -> Option<Library> {
     // SAFETY: loading runs the library's initialisers. These names belong to NVIDIA's libraries,
     // whose initialisers are made to run inside any process.
     names.iter().find_map(|name| unsafe { Library::new(name) }.ok())
+}
+
+/// Whether every GPU is to count as one that shares main memory. For tests on a GPU that does not: it changes which
+/// memory is watched and given back, never a result.
+fn is_unified_forced() -> bool {
+    std::env::var_os("HEARTH_FORCE_UNIFIED").is_some_and(|value| value == "1")
 }
 
 /// Taken from `CUresult` in cuda.h: the codes a user meets before any context exists.

@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int};
 use objc2_foundation::NSProcessInfo;
 use objc2_metal::{MTLCopyAllDevices, MTLCreateSystemDefaultDevice, MTLDevice};
 
-use crate::fields::write_field;
+use crate::key_values::write_key_value;
 use crate::reading::Unknown;
-use crate::source::Answer;
+use crate::source::ProbeAnswer;
 
 // A command-line program gets no default Metal device unless CoreGraphics is linked.
 #[link(name = "CoreGraphics", kind = "framework")]
@@ -24,16 +24,35 @@ unsafe extern "C" {
     fn notify_cancel(token: c_int) -> u32;
 }
 
+// Taken from <libproc.h> and <sys/resource.h>; part of libSystem too.
+unsafe extern "C" {
+    fn proc_pid_rusage(pid: c_int, flavor: c_int, usage: *mut ResourceUsage) -> c_int;
+}
+const RUSAGE_INFO_V0: c_int = 0;
+
+/// `rusage_info_v0`.
+#[repr(C)]
+#[derive(Default)]
+struct ResourceUsage {
+    uuid: [u8; 16],
+    /// Times, wake-ups, page-ins, wired and resident size.
+    before: [u64; 7],
+    footprint_bytes: u64,
+    /// When the process began and ended.
+    after: [u64; 2],
+}
+
 const THERMAL_PRESSURE: &CStr = c"com.apple.system.thermalpressurelevel";
 
-pub fn metal() -> Answer {
+pub fn metal() -> ProbeAnswer {
     // Either call has been seen to fail where the other answers: the first over SSH, the second in
     // sandboxes.
     let device = MTLCreateSystemDefaultDevice()
         .or_else(|| MTLCopyAllDevices().firstObject())
         .ok_or_else(|| Unknown::because("no Metal device"))?;
     let mut text = String::new();
-    let mut put = |key: &str, value: String| write_field(&mut text, key, Ok::<_, Unknown>(value));
+    let mut put =
+        |key: &str, value: String| write_key_value(&mut text, key, Ok::<_, Unknown>(value));
     put("name", device.name().to_string());
     put("unified", u8::from(device.hasUnifiedMemory()).to_string());
     put("recommended_bytes", device.recommendedMaxWorkingSetSize().to_string());
@@ -42,18 +61,27 @@ pub fn metal() -> Answer {
 }
 
 #[allow(clippy::unnecessary_wraps)] // Its twin for other systems has no answer.
-pub fn thermal() -> Answer {
+pub fn thermal() -> ProbeAnswer {
     let state = NSProcessInfo::processInfo().thermalState().0;
     let mut text = String::new();
-    write_field(&mut text, "state", Ok::<_, Unknown>(state));
-    write_field(&mut text, "pressure", thermal_pressure());
+    write_key_value(&mut text, "state", Ok::<_, Unknown>(state));
+    write_key_value(&mut text, "pressure", thermal_pressure());
     Ok(text)
 }
 
-/// `ps` needs a process of its own; the call behind it would need more unsafe code.
-pub fn process() -> Answer {
-    let kib = super::run(&format!("ps -o rss= -p {}", std::process::id()))?;
-    Ok(format!("resident_kib: {}\n", kib.trim()))
+/// The footprint is what Activity Monitor shows as memory: unlike the resident size it has buffers of Metal, and leaves
+/// out pages of mapped files.
+pub fn process() -> ProbeAnswer {
+    let mut usage = ResourceUsage::default();
+    let pid = std::process::id().cast_signed();
+    // SAFETY: writes one structure of the version that is asked for, through a valid pointer.
+    let code = unsafe { proc_pid_rusage(pid, RUSAGE_INFO_V0, &raw mut usage) };
+    if code != 0 {
+        return Err(Unknown(format!("proc_pid_rusage failed with code {code}")));
+    }
+    let mut text = String::new();
+    write_key_value(&mut text, "footprint_bytes", Ok::<_, Unknown>(usage.footprint_bytes));
+    Ok(text)
 }
 
 fn thermal_pressure() -> Result<u64, Unknown> {

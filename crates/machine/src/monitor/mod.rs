@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::Machine;
 use crate::budget::{DeviceId, main_memory_left};
 use crate::gpu::{GpuInfo, GpuTelemetry, NvidiaGpu, ThrottleReason};
+use crate::held::HeldMemory;
 use crate::memory::{MemoryPressure, PressureLevel, SystemMemory};
 use crate::power::EnergyCounter;
 use crate::probe;
@@ -47,6 +48,7 @@ const SENSORS: &[&str] = &[
 /// Knows what to ask a machine for.
 pub struct Monitor {
     cap: Option<Bytes>,
+    held: HeldMemory,
     sensors: Vec<SensorFile>,
     gpu: Option<WatchedGpu>,
     meter: PowerMeter,
@@ -95,11 +97,18 @@ impl Monitor {
         let sensors = machine.thermal.sensors.known().into_iter().flatten();
         Self {
             cap,
+            held: HeldMemory::of_process(),
             sensors: sensors.filter_map(sensor_file).collect(),
             meter: power_meter(machine, gpu.map(|(_, gpu)| gpu)),
             gpu: gpu.map(|(index, gpu)| watched_gpu(index, gpu)),
             slow: None,
         }
+    }
+
+    /// Counts memory that a device was given beside the process.
+    #[must_use]
+    pub fn with_held(self, held: HeldMemory) -> Self {
+        Self { held, ..self }
     }
 
     /// Takes the readings of this moment. Never fails: what cannot be read is not there.
@@ -141,7 +150,7 @@ impl Monitor {
         if self.gpu.as_ref().is_some_and(|gpu| !gpu.is_unified) {
             return None;
         }
-        let held = memory.held.known()?.0;
+        let held = self.held.main_memory_bytes(memory.held.known()?.0)?;
         let left = main_memory_left(memory).ok()?;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let allowed = self.cap.map_or(i64::MAX, |cap| signed(cap.0).saturating_sub(signed(held)));

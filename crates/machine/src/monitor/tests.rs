@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use expect_test::expect_file;
 
 use super::*;
 use crate::budget::budget;
+use crate::held::MemoryPlace;
 use crate::recording::testing::source;
 use crate::recording::{MachineRecording, RecordedAnswer};
 
@@ -146,6 +149,25 @@ fn the_users_own_limit_bounds_what_is_left() {
     assert_eq!(left(Some(100)), 18);
     assert_eq!(left(Some(4)), 3);
     assert_eq!(left(Some(0)), -1);
+}
+
+/// What a GPU was given counts as soon as it is, where it shares main memory, and bounds what is left.
+#[test]
+fn memory_of_a_device_beside_the_process_is_held_too() {
+    let mut source = source(MEMORY);
+    let machine = Machine::probe(&mut source);
+    let device_bytes = Arc::new(AtomicU64::new(0));
+    let mut read = |place, gib: u64| {
+        device_bytes.store(gib << 30, Ordering::Relaxed);
+        let held = HeldMemory::new(place, device_bytes.clone());
+        let monitor = Monitor::new(&machine, DeviceId::Cpu, Some(Bytes(4 << 30)));
+        let read = monitor.with_held(held).read(&mut source, Instant::now());
+        read.memory.map(|share| (share.held >> 30, share.left >> 30))
+    };
+    assert_eq!(read(MemoryPlace::BesideProcess, 0), Some((1, 3)));
+    assert_eq!(read(MemoryPlace::BesideProcess, 2), Some((3, 1)));
+    assert_eq!(read(MemoryPlace::Process, 2), Some((1, 3)));
+    assert_eq!(read(MemoryPlace::Gpu, 2), None);
 }
 
 /// A GPU with this to say, on a machine with a package, a disk and a radio.

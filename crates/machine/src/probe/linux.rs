@@ -157,11 +157,17 @@ fn features(info: &str) -> Vec<CpuFeature> {
     features_present(|row| row.linux, |name| flags.split(' ').any(|flag| flag == name))
 }
 
+/// What this process holds.
+pub fn process_memory(source: &mut ProbeSource) -> Reading<Bytes> {
+    let held = source.file("/proc/self/status").and_then(|text| resident(&text));
+    source.reading("/proc/self/status VmRSS", held)
+}
+
 pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     let info = source.file("/proc/meminfo");
     let container = cgroup::memory_limit(source);
     let pressure = pressure(source, &container);
-    let held = source.file("/proc/self/status").and_then(|text| resident(&text));
+    let held = process_memory(source);
     let wakeup = source.ask(ProbeQuery::PressureTrigger).map(|_| true);
     let field = |key| source.number("/proc/meminfo", &info, key).and_then(Bytes::from_kib);
     let total = field("MemTotal");
@@ -174,7 +180,7 @@ pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     SystemMemory {
         total,
         available,
-        held: source.reading("/proc/self/status VmRSS", held),
+        held,
         container,
         swap_total: field("SwapTotal"),
         swap_free: field("SwapFree"),

@@ -104,9 +104,17 @@ pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     memory_by(source, &facts)
 }
 
+/// What this process holds, by its footprint, which has what Metal was given. Recordings of before have the resident
+/// size, which has not.
+pub fn process_memory(source: &mut ProbeSource) -> Reading<Bytes> {
+    let process = source.ask(ProbeQuery::MacProcess);
+    let footprint = source.number("proc_pid_rusage", &process, "footprint_bytes").map(Bytes);
+    footprint.or(source.number("ps", &process, "resident_kib").and_then(Bytes::from_kib))
+}
+
 fn memory_by(source: &mut ProbeSource, facts: &ProbeAnswer) -> SystemMemory {
     let stat = source.command("vm_stat");
-    let process = source.ask(ProbeQuery::MacProcess);
+    let held = process_memory(source);
     let wakeup = source.ask(ProbeQuery::PressureTrigger).map(|_| true);
     let available = stat.as_deref().map_err(Clone::clone).and_then(available);
     let swap = |key| {
@@ -117,7 +125,7 @@ fn memory_by(source: &mut ProbeSource, facts: &ProbeAnswer) -> SystemMemory {
     SystemMemory {
         total: source.number("sysctl", facts, "hw.memsize").map(Bytes),
         available: source.reading("vm_stat", available),
-        held: source.number("ps", &process, "resident_kib").and_then(Bytes::from_kib),
+        held,
         container: source.reading("macOS", Ok(None)),
         swap_total: swap("total"),
         swap_free: swap("free"),

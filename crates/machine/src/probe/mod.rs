@@ -14,6 +14,7 @@ pub use self::power::{PowerStatus, microjoules};
 
 use crate::Machine;
 use crate::memory::SystemMemory;
+use crate::reading::{Bytes, Reading};
 use crate::source::ProbeSource;
 use crate::thermal::MacThermal;
 
@@ -26,6 +27,11 @@ pub fn probe(source: &mut ProbeSource) -> Machine {
 /// Main memory and memory pressure.
 pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     if is_mac(source) { macos::memory(source) } else { linux::memory(source) }
+}
+
+/// What this process holds of main memory; on macOS with what Metal was given.
+pub fn process_memory(source: &mut ProbeSource) -> Reading<Bytes> {
+    if is_mac(source) { macos::process_memory(source) } else { linux::process_memory(source) }
 }
 
 /// Mains or battery.

@@ -387,9 +387,23 @@ pub struct PaceChange {
     /// The way of computing from here on.
     #[serde(alias = "how")]
     pub settings: BatchSettings,
+    /// Bytes that the process and its device gave back, measured; none where nothing was to be given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed_bytes: Option<u64>,
     /// What was decided, and why.
     #[serde(flatten, deserialize_with = "decision")]
     pub decision: PaceDecision,
+}
+
+impl PaceChange {
+    /// What was given back, in words; nothing if nothing was to be.
+    pub fn freed(&self) -> String {
+        match self.freed_bytes {
+            Some(0) => "; no memory could be given back".into(),
+            Some(freed) => format!("; {} given back", Bytes(freed)),
+            None => String::new(),
+        }
+    }
 }
 
 impl fmt::Display for PaceChange {
@@ -403,10 +417,11 @@ impl fmt::Display for PaceChange {
             write!(f, "; at {:.0} % of full pace", 100.0 * to.duty)?;
         }
         match (from.is_paused, to.is_paused) {
-            (false, true) => f.write_str("; the run stands still"),
-            (true, false) => f.write_str("; the run goes on"),
-            _ => Ok(()),
+            (false, true) => f.write_str("; the run stands still")?,
+            (true, false) => f.write_str("; the run goes on")?,
+            _ => {}
         }
+        f.write_str(&self.freed())
     }
 }
 

@@ -19,10 +19,11 @@ pub(super) fn begin<'a, D: DataLoader>(
     config: &'a RunConfig,
     task: &'a D::Task,
     loader: &'a mut D,
-    RunSetup { device_setup, plan, levels }: RunSetup<'a>,
+    setup: RunSetup<'a>,
     MeteredDevice { device, meter }: &'a mut MeteredDevice,
     RunOutput { folder, events }: RunOutput<'a>,
 ) -> Result<TrainingRun<'a, D>> {
+    let RunSetup { device_setup, plan, .. } = setup;
     events.begin_phase(Phase::Load, ProgressUnit::Bytes, task.file_bytes())?;
     meter.begin(Phase::Load);
     // As in the plan. What prepared the data is gone by now.
@@ -80,7 +81,7 @@ pub(super) fn begin<'a, D: DataLoader>(
     Ok(TrainingRun {
         config,
         device,
-        pacing: Pacing::of(config, device_setup, plan, levels),
+        pacing: Pacing::of(config, device, setup),
         session,
         loader,
         checkpoints,

@@ -6,6 +6,7 @@
 //! continues from its last checkpoint, with the same results.
 
 use compute::{ComputeError, Device, DeviceKind};
+use machine::held::{HeldMemory, MemoryPlace};
 use machine::sampler::TelemetrySampler;
 
 use super::meter::PhaseMeter;
@@ -30,10 +31,13 @@ pub struct DeviceSetup<'a> {
     pub host_bytes: Option<usize>,
     /// How fast it is.
     pub rates: Rates,
+    /// Where its memory lies.
+    pub memory_place: MemoryPlace,
     /// Opens it with an arena of so many bytes.
     pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
-    /// Starts reading the machine's sensors; none where there are none, or that is switched off.
-    pub start_sampler: Box<dyn Fn() -> Option<TelemetrySampler> + 'a>,
+    /// Starts reading the machine's sensors, and what the run holds; none where there are none, or that is
+    /// switched off.
+    pub start_sampler: Box<dyn Fn(HeldMemory) -> Option<TelemetrySampler> + 'a>,
 }
 
 /// A job with its plan.
@@ -81,6 +85,7 @@ impl MeteredDevice {
     /// With an arena as large as the plan.
     pub fn open(setup: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
         let device = (setup.open)(plan.peak_bytes())?;
+        device.set_shared_memory(setup.memory_place == MemoryPlace::BesideProcess);
         let meter = PhaseMeter::new(&device, &plan.phases);
         Ok(Self { device, meter })
     }
@@ -130,6 +135,7 @@ mod tests {
 
     use compute::gpu::{GpuAdapterKind, GpuChoice, GpuFault, adapters};
     use compute::{CancelToken, Device, DeviceKind};
+    use machine::held::MemoryPlace;
     use machine::{Machine, ProbeSource};
 
     use crate::config::RawConfig;
@@ -192,7 +198,8 @@ save_every = 2
                 *opened.lock().unwrap() = Some(device.clone());
                 Ok(device)
             }),
-            start_sampler: Box::new(|| None),
+            memory_place: MemoryPlace::Process,
+            start_sampler: Box::new(|_| None),
         };
         let events = Mutex::new(Vec::new());
         let listener = |record: &EventRecord| {

@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use compute::{Device, WorkStats};
 use machine::energy::EnergyMeter;
 use machine::governor::{self, Governor, GovernorMode, GovernorPolicy, PaceDecision, StepTime};
+use machine::held::HeldMemory;
 use machine::sampler::TelemetrySampler;
 use machine::telemetry::Telemetry;
 
-use super::DeviceSetup;
 use super::device::RunSetup;
 use super::run::TrainingRun;
 use crate::config::RunConfig;
 use crate::config::batch::BatchSettings;
 use crate::error::Result;
 use crate::event::{self, Event, EventSink, MachineSnapshot, PaceChange, Warning, WarningKind};
-use crate::plan::{MemoryLevel, Plan, Rates};
+use crate::plan::{MemoryLevel, Rates};
 use crate::task::traits::{DataLoader, Task};
 
 /// How often telemetry is emitted. Chosen: an hour is 360 points of a curve.
@@ -49,6 +49,7 @@ pub struct Pacing {
     pub(super) levels: Vec<MemoryLevel>,
     /// What the arena may take at the plan's level: samples may take more than a step.
     training_bytes: usize,
+    held: HeldMemory,
     sampler: Option<TelemetrySampler>,
     begun: Instant,
     rates: Rates,
@@ -74,28 +75,29 @@ pub struct MicroBatchTimer {
 
 impl Pacing {
     /// At the plan's level.
-    pub fn of(
+    pub(super) fn of(
         config: &RunConfig,
-        device_setup: &DeviceSetup<'_>,
-        plan: &Plan,
-        levels: &[MemoryLevel],
+        device: &Device,
+        RunSetup { device_setup, plan, levels }: RunSetup<'_>,
     ) -> Self {
         let policy = GovernorPolicy {
             mode: config.machine.mode,
             max_celsius: config.machine.max_temp,
             is_calibrated: device_setup.rates.is_measured,
         };
-        let (rates, sampler) = (device_setup.rates.clone(), (device_setup.start_sampler)());
-        let pacing = Self::new(policy, levels.to_vec(), plan.host_bytes, rates, sampler);
-        Self { training_bytes: plan.training_bytes(), ..pacing }
+        let held = HeldMemory::new(device_setup.memory_place, device.committed_bytes());
+        let sampler = (device_setup.start_sampler)(held.clone());
+        let rates = device_setup.rates.clone();
+        let pacing = Self::new(policy, levels.to_vec(), plan.host_bytes, rates);
+        Self { training_bytes: plan.training_bytes(), held, sampler, ..pacing }
     }
 
     /// Before training, where there is one memory level: it rests and pauses.
-    pub(super) fn of_encoding(config: &RunConfig, setup: RunSetup<'_>) -> Self {
-        let RunSetup { device_setup, plan, levels } = setup;
-        let whole = MemoryLevel { peak_bytes: plan.peak_bytes(), ..levels[0] };
+    pub(super) fn of_encoding(config: &RunConfig, device: &Device, setup: RunSetup<'_>) -> Self {
+        let whole = MemoryLevel { peak_bytes: setup.plan.peak_bytes(), ..setup.levels[0] };
         // Training says what is wrong with its limits.
-        Self { unproven_limit: None, ..Self::of(config, device_setup, plan, &[whole]) }
+        let unproven_limit = None;
+        Self { unproven_limit, ..Self::of(config, device, RunSetup { levels: &[whole], ..setup }) }
     }
 
     /// At the first level. `levels` have bytes of the arena; the program holds `host_bytes` outside it.
@@ -104,7 +106,6 @@ impl Pacing {
         levels: Vec<MemoryLevel>,
         host_bytes: usize,
         rates: Rates,
-        sampler: Option<TelemetrySampler>,
     ) -> Self {
         let bytes = |level: &MemoryLevel| (level.peak_bytes + host_bytes) as u64;
         let governed =
@@ -113,7 +114,8 @@ impl Pacing {
             governor: Governor::new(policy, governed),
             levels,
             training_bytes: usize::MAX,
-            sampler,
+            held: HeldMemory::of_process(),
+            sampler: None,
             begun: Instant::now(),
             rates,
             expected: HashMap::new(),
@@ -133,7 +135,8 @@ impl Pacing {
     pub fn with_levels(&self, levels: &[MemoryLevel]) -> Self {
         let policy =
             GovernorPolicy { mode: GovernorMode::Full, max_celsius: None, is_calibrated: false };
-        Self::new(policy, levels.to_vec(), 0, self.rates.clone(), None)
+        let pacing = Self::new(policy, levels.to_vec(), 0, self.rates.clone());
+        Self { held: self.held.clone(), ..pacing }
     }
 
     /// Micro-batch size and gradient checkpointing of the current level.
@@ -258,6 +261,13 @@ impl Pacer<'_> {
         self.events.emit_all(warning.into_iter().chain(self.pacing.snapshot_event(step)))
     }
 
+    /// Gives back what no tensor is in. Returns how much less is held, where the system tells.
+    fn trim(&self) -> Option<u64> {
+        let before = self.pacing.held.now();
+        self.device.trim();
+        Some(before?.saturating_sub(self.pacing.held.now()?))
+    }
+
     /// Applies decisions, and emits them.
     pub fn apply_decisions(&mut self, decisions: Vec<PaceDecision>) -> Result<()> {
         for decision in decisions {
@@ -265,11 +275,10 @@ impl Pacer<'_> {
             if from.level != to.level {
                 self.device.set_limit(self.pacing.arena_bytes(to.level));
             }
-            if to.level > from.level || (to.is_paused && !from.is_paused) {
-                self.device.trim();
-            }
+            let gives_back = to.level > from.level || (to.is_paused && !from.is_paused);
+            let freed_bytes = if gives_back { self.trim() } else { None };
             let (step, settings) = (self.step, self.pacing.levels[to.level].settings);
-            self.events.emit(Event::Pace(PaceChange { step, settings, decision }))?;
+            self.events.emit(Event::Pace(PaceChange { step, settings, freed_bytes, decision }))?;
         }
         Ok(())
     }
@@ -354,7 +363,7 @@ mod tests {
         let settings = BatchSettings { micro_batch: 1, recompute: Recompute::None };
         let rates =
             Rates::documented(&Machine::probe(&mut ProbeSource::live()), DeviceKind::cpu(1));
-        Pacing::new(policy, vec![MemoryLevel { settings, peak_bytes: 1 }], 0, rates, None)
+        Pacing::new(policy, vec![MemoryLevel { settings, peak_bytes: 1 }], 0, rates)
     }
 
     #[test]

@@ -340,10 +340,10 @@ fn encode(
     events: &EventSink<'_>,
 ) -> Result<(Arc<CacheIndex>, MeteredDevice)> {
     let device = MeteredDevice::open(setup.device_setup, setup.plan)?;
-    let mut pacing = Pacing::of_encoding(config, setup);
     let ((), device) =
         device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);
+            let mut pacing = Pacing::of_encoding(config, device, setup);
             let pace = PacedProgress::new(Pacer { pacing: &mut pacing, device, events, step: 0 });
             let on_progress = |event| {
                 if let progress::ProgressEvent::Phase { name, .. } = event {
