@@ -2,6 +2,8 @@
 //! on from here to their bytes (`select`); a plan ends here (`plan::DatasetSummary`). Both see the same
 //! images in the same sizes because there is no second way to choose them.
 
+use weights::BytesDoneFn;
+
 use super::scaled::RESOLUTIONS;
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::data::findings::explained;
@@ -28,9 +30,13 @@ pub(crate) struct BucketedFolder {
 }
 
 /// Looks through the folder and gives every image its size.
-pub(crate) fn assign_buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<BucketedFolder> {
+pub(crate) fn assign_buckets(
+    pipeline: &Pipeline,
+    data: &DataConfig,
+    tick: BytesDoneFn<'_>,
+) -> Result<BucketedFolder> {
     let buckets = buckets(pipeline, data)?;
-    let found = scan(&data.images)?;
+    let found = scan(&data.images, tick)?;
     let placed = |item: ImageItem| {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
         let repeats = u32::try_from(repeats).unwrap_or(u32::MAX);

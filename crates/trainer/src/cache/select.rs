@@ -64,7 +64,7 @@ pub(super) fn select(
     hashes: &mut HashCache,
     tick: BytesDoneFn<'_>,
 ) -> Result<SampleSelection> {
-    let BucketedFolder { images, mut problems } = assign_buckets(pipeline, data)?;
+    let BucketedFolder { images, mut problems } = assign_buckets(pipeline, data, tick)?;
     let vae = hashes.hash_files(&pipeline.vae.sources(), tick)?;
     let mut samples = Vec::with_capacity(images.len());
     let mut first = HashMap::<Hash, PathBuf>::new();

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use weights::{BytesDoneFn, WeightsError};
+
 use super::metadata::{MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
@@ -39,8 +41,9 @@ pub struct FolderScan {
     pub problems: Vec<Problem>,
 }
 
-/// Looks through a folder and all below. Fails only if the folder itself cannot be read.
-pub fn scan(folder: &Path) -> Result<FolderScan> {
+/// Looks through a folder and all below. Fails only if the folder itself cannot be read, or `tick`, which is asked
+/// before each image, says to stop.
+pub fn scan(folder: &Path, tick: BytesDoneFn<'_>) -> Result<FolderScan> {
     fs::read_dir(folder).map_err(|source| TrainerError::Io {
         what: "read",
         path: folder.into(),
@@ -57,6 +60,9 @@ pub fn scan(folder: &Path) -> Result<FolderScan> {
     let controls: BTreeSet<PathBuf> =
         entries.values().filter_map(|entry| entry.control.clone()).collect();
     for candidate in found.candidates {
+        if !tick(0) {
+            return Err(WeightsError::Cancelled.into());
+        }
         let path = plain(&candidate.path);
         let entry = entries.remove(&path);
         // A control is no image to train with, unless metadata says so.

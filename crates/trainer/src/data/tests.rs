@@ -238,7 +238,7 @@ impl Folder {
 
     /// Items as `path: caption`, with repeats and control if there are any, then problems.
     fn check(&self, items: &[&str], problems: &[&str]) -> FolderScan {
-        let found = scan(self.0.path()).unwrap();
+        let found = scan(self.0.path(), &|_| true).unwrap();
         let root = format!("{}{}", self.0.path().display(), std::path::MAIN_SEPARATOR);
         let short = |path: &Path| path.display().to_string().replace(&root, "");
         let shown: Vec<_> = found
@@ -264,7 +264,7 @@ impl Folder {
             })
             .collect();
         assert_eq!(shown, problems);
-        assert_eq!(scan(self.0.path()).unwrap(), found, "a second time");
+        assert_eq!(scan(self.0.path(), &|_| true).unwrap(), found, "a second time");
         found
     }
 }
@@ -361,8 +361,10 @@ fn images_that_cannot_be_used_are_skipped() {
             "skipped: f.png is too large: 60000 x 60000 pixels are 3600000000, most is 256000000",
         ],
     );
-    assert!(scan(&folder.path("nothing")).is_err());
-    assert!(scan(&folder.path("a.png")).is_err());
+    assert!(scan(&folder.path("nothing"), &|_| true).is_err());
+    let stopped = scan(&folder.path(""), &|_| false).unwrap_err();
+    assert!(stopped.is_cancelled(), "{stopped}");
+    assert!(scan(&folder.path("a.png"), &|_| true).is_err());
 }
 
 #[test]

@@ -399,9 +399,10 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(work(&mut pacing), [true, true]);
         assert!(begun.elapsed() >= 2 * worked, "{:?}", begun.elapsed());
-        assert!(pacing.rest_secs() >= worked.as_secs_f64());
+        // A thread that was not scheduled has rested too.
+        assert!(pacing.rest_secs() > 0.0);
         stop.cancel();
         assert_eq!(work(&mut pacing), [false, false]);
-        assert!(pacing.rest_secs() < worked.as_secs_f64());
+        assert!(pacing.rest_secs() == 0.0);
     }
 }

@@ -46,7 +46,7 @@ impl DatasetSummary<Bucket> {
     /// follows from their contents, so each counts as trained on, and each size as validated on.
     pub fn from_folder(task: &DiffusionTask<'_>) -> Result<Self> {
         let data = task.data;
-        let images = assign_buckets(task.pipeline, data)?.images;
+        let images = assign_buckets(task.pipeline, data, &|_| true)?.images;
         let n_held = n_held_out(images.len(), data.validation)?;
         let (mut train, mut found) = (BucketCounts::new(), BucketCounts::new());
         for image in &images {
