@@ -178,7 +178,7 @@ fn an_exported_model_is_read_back() {
         adapters.full_params.iter().map(|(name, key)| (name.as_str(), *key)).collect();
     let numbers = |name: &str| adapters.params.get(own[name]).to_f32_vec();
     for _ in 0..2 {
-        write_model(&base, &tokenizer, weights::FileDtype::F32, &out, &mut |_, want| {
+        write_model(&base, &tokenizer, weights::FileDtype::F32, u64::MAX, &out, &mut |_, want| {
             Ok(numbers(&want.name))
         })
         .unwrap();
@@ -193,7 +193,8 @@ fn an_exported_model_is_read_back() {
     // And again of that folder, whose settings are kept.
     let second = folder.path().join("second");
     let mut same = |_: usize, want: &trainer::model::build::TensorSpec| files.values(&want.name);
-    write_model(&again, &tokenizer, weights::FileDtype::Bf16, &second, &mut same).unwrap();
+    write_model(&again, &tokenizer, weights::FileDtype::Bf16, u64::MAX, &second, &mut same)
+        .unwrap();
     let settings: Value =
         serde_json::from_slice(&fs::read(second.join("config.json")).unwrap()).unwrap();
     assert_eq!(settings["dtype"], "bfloat16");

@@ -1,24 +1,17 @@
 //! Full fine-tunes with a fused backward pass: the same result without memory for all gradients.
 
-use std::fs;
 use std::path::Path;
 
 use trainer::event::Event;
 
 use super::texts::Place;
-use super::{Job, check_memory, events, losses};
+use super::{Job, check_memory, events, last_state, losses};
 use crate::text;
 
 const FULL: &str = "adapter.kind=full";
 const FUSED: &str = "train.fused_backward_pass=true";
 const NOT_FUSED: &str = "train.fused_backward_pass=false";
 const BF16: &str = "train.weight_dtype=bf16";
-
-/// The state of a run's last checkpoint: parameters, optimizer and EMA.
-fn state(run: &Path) -> Vec<u8> {
-    let all = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
-    fs::read(all.max().unwrap().join("state.safetensors")).unwrap()
-}
 
 /// What the largest step was planned to take, which is what it took, as in every other phase.
 fn planned_bytes(run: &Path) -> usize {
@@ -57,7 +50,7 @@ fn without_clipping_not_a_bit_differs() {
         };
         let (whole, fused) = (run("whole", NOT_FUSED), run("fused", FUSED));
         assert_eq!(losses(&events(&whole)), losses(&events(&fused)), "{optimizer}");
-        assert!(state(&whole) == state(&fused), "{optimizer}: other bytes");
+        assert!(last_state(&whole) == last_state(&fused), "{optimizer}: other bytes");
         let [whole, fused] = [whole, fused].map(|run| planned_bytes(&run));
         assert!(fused < whole, "{optimizer}: {fused} of {whole}");
     }
@@ -72,7 +65,7 @@ fn a_language_model_has_the_same_bits_too() {
     for recompute in ["none", "block"] {
         let fused = run(recompute, &[FUSED, &format!("train.recompute={recompute}")]);
         assert_eq!(losses(&events(&whole)), losses(&events(&fused)), "{recompute}");
-        assert!(state(&whole) == state(&fused), "{recompute}: other bytes");
+        assert!(last_state(&whole) == last_state(&fused), "{recompute}: other bytes");
         planned_bytes(&fused);
     }
 }
@@ -86,13 +79,16 @@ fn an_interruption_changes_nothing() {
     let run = job.finish("run", &stopped, &[]);
     job.finish("run", &set, &["--resume"]);
     assert_eq!(losses(&events(&whole)), losses(&events(&run)));
-    assert!(state(&whole) == state(&run), "other bytes than without a break");
+    assert!(last_state(&whole) == last_state(&run), "other bytes than without a break");
     let unfused = [&set[..1], &[NOT_FUSED], &set[2..]].concat();
     let arguments = ["--out", text(&run), "--resume"];
     let words = job.fail(&unfused, &arguments);
     assert!(words.contains("train.fused_backward_pass"), "{words}");
     let other = job.finish("other", &unfused, &[]);
-    assert!(state(&whole) != state(&other), "gradients are not clipped by their own norms");
+    assert!(
+        last_state(&whole) != last_state(&other),
+        "gradients are not clipped by their own norms"
+    );
 }
 
 /// Weights of two bytes: the same bits whether fused, resumed or neither, and nearly the losses of four bytes.
@@ -113,7 +109,7 @@ fn weights_in_bf16_are_trained_alike() {
     let resumed = run("run", &[FUSED, BF16], &["--resume"]);
     for other in [&fused, &resumed] {
         assert_eq!(losses(&events(&whole)), losses(&events(other)));
-        assert!(state(&whole) == state(other), "other bytes");
+        assert!(last_state(&whole) == last_state(other), "other bytes");
     }
     assert!(planned_bytes(&fused) < planned_bytes(&whole));
     assert!(planned_bytes(&whole) < planned_bytes(&exact));

@@ -235,10 +235,26 @@ fn check_memory(events: &[Event]) -> [usize; 2] {
 
 /// The result of a run: its adapter, and the state of its last checkpoint.
 fn trained(folder: &Path) -> [Vec<u8>; 2] {
-    let last = fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
-    let state = last.max().unwrap().join("state.safetensors");
     let adapter = folder.join("adapter/pytorch_lora_weights.safetensors");
-    [adapter, state].map(|path| fs::read(path).unwrap())
+    [fs::read(adapter).unwrap(), last_state(folder)]
+}
+
+/// The state of a run's last checkpoint: all its files, one after the other.
+fn last_state(folder: &Path) -> Vec<u8> {
+    let checkpoints = paths_in(&folder.join("checkpoints"));
+    let files = paths_in(checkpoints.last().unwrap());
+    let is_state = |path: &&PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("state"))
+    };
+    files.iter().filter(is_state).flat_map(|path| fs::read(path).unwrap()).collect()
+}
+
+/// What a folder holds, by name.
+fn paths_in(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.sort_unstable();
+    all
 }
 
 #[test]

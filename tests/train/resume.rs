@@ -11,8 +11,8 @@ use std::time::Duration;
 use trainer::event::{EndReason, Event, RunEnd};
 
 use super::{
-    Job, Running, begins, check_memory, events, interrupt, losses, parsed, signal, trained,
-    warnings,
+    Job, Running, begins, check_memory, events, interrupt, losses, parsed, paths_in, signal,
+    trained, warnings,
 };
 use crate::models::copy;
 use crate::{said, text};
@@ -75,24 +75,32 @@ const FEW_MOMENTS: [(&str, u64); 6] = [
 
 #[test]
 fn a_run_that_is_killed_again_and_again_trains_the_same() {
-    check_killed(&Job::new(), &MOMENTS);
+    check_killed(&Job::new(), &[], &MOMENTS);
+}
+
+#[test]
+fn a_run_that_is_killed_while_it_writes_shards_trains_the_same() {
+    let shards = ["output.max_shard_size=16KB"];
+    let saves = [0, 2, 5, 9, 14, 20].map(|millis| [("checkpoint", 0), ("step", millis)]);
+    check_killed(&Job::new(), &shards, &[&saves.concat()[..], &[("exported", 0)]].concat());
 }
 
 #[test]
 fn runs_of_other_families_that_are_killed_again_and_again_train_the_same() {
-    check_killed(&Job::flux(), &FEW_MOMENTS);
-    check_killed(&Job::qwen_image(), &FEW_MOMENTS);
+    check_killed(&Job::flux(), &[], &FEW_MOMENTS);
+    check_killed(&Job::qwen_image(), &[], &FEW_MOMENTS);
 }
 
-fn check_killed(job: &Job, moments: &[(&str, u64)]) {
-    let whole = job.finish("whole", &ALL, &["--threads", "1"]);
+fn check_killed(job: &Job, set: &[&str], moments: &[(&str, u64)]) {
+    let set = &[&ALL[..], set].concat();
+    let whole = job.finish("whole", set, &["--threads", "1"]);
     let killed = job.path("killed");
     for (at, (kind, millis)) in moments.iter().enumerate() {
         let threads = ["1", "2", "3"][at % 3];
         let arguments = ["--out", text(&killed), "--threads", threads];
         // As the program says itself: what was killed before it saved anything is started again.
         let resume: &[&str] = if n_saved(&killed) > 0 { &["--resume"] } else { &[] };
-        let mut running = Running::begin(job.command(&ALL, &[&arguments, resume].concat()));
+        let mut running = Running::begin(job.command(set, &[&arguments, resume].concat()));
         let happened = kind.is_empty() || running.until(kind);
         sleep(Duration::from_millis(*millis));
         // One that is done already cannot be killed.
@@ -100,7 +108,7 @@ fn check_killed(job: &Job, moments: &[(&str, u64)]) {
         let output = running.child.wait_with_output().unwrap();
         assert!(happened, "{kind}: {}", said(&output));
     }
-    job.finish("killed", &ALL, &["--resume"]);
+    job.finish("killed", set, &["--resume"]);
     assert!(trained(&whole) == trained(&killed), "other bytes than without a break");
     let [without, with] = [&whole, &killed].map(|run| events(run));
     assert_eq!(losses(&without), losses(&with));
@@ -294,6 +302,42 @@ fn a_damaged_checkpoint_is_skipped() {
     let warnings = warnings(&events);
     let passed = warnings.iter().filter(|text| text.starts_with("checkpoint passed over: "));
     assert_eq!(passed.count(), 1, "{warnings:?}");
+}
+
+#[test]
+fn a_state_in_shards_is_whole_or_skipped() {
+    let job = Job::new();
+    let whole = job.finish("whole", &["train.ema=0.9"], &[]);
+    let set =
+        ["train.ema=0.9", "output.max_shard_size=4KB", "output.save_every=2", "output.keep=2"];
+    let run = job.finish("run", &set, &[]);
+    assert_eq!(trained(&whole)[0], trained(&run)[0], "the adapter does not depend on files");
+    let expected = trained(&run);
+    let last = run.join("checkpoints/step-000006");
+    assert!(n_shards(&last) > 2);
+    for damage in ["a bit", "a shard", "the index", "a checksum"] {
+        let shard = last.join(format!("state-00002-of-{:05}.safetensors", n_shards(&last)));
+        match damage {
+            "a bit" => flip_a_bit(&shard),
+            "a shard" => fs::remove_file(&shard).unwrap(),
+            "the index" => fs::remove_file(last.join("state.safetensors.index.json")).unwrap(),
+            _ => {
+                let progress = fs::read_to_string(last.join("progress.json")).unwrap();
+                let name = text(Path::new(shard.file_name().unwrap())).to_owned();
+                fs::write(last.join("progress.json"), progress.replace(&name, "other")).unwrap();
+            }
+        }
+        job.finish("run", &set, &["--resume"]);
+        assert!(expected == trained(&run), "{damage}: other bytes than without the damage");
+        let events = events(&run);
+        assert_eq!(begins(&events).last().unwrap().from_step, 4, "{damage}");
+    }
+}
+
+/// Shards of a checkpoint's state.
+fn n_shards(checkpoint: &Path) -> usize {
+    let is_shard = |path: &&PathBuf| text(path).contains("/state-");
+    paths_in(checkpoint).iter().filter(is_shard).count()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -11,6 +12,10 @@ use crate::cpu::HostMemory;
 use crate::device::{Backend, Device};
 use crate::op::Op;
 use crate::{Dtype, Element, Result, Shape, Tag};
+
+/// Bytes that are copied to the host together. Chosen: a disk takes longer than such a copy, and beside a model it
+/// is nothing.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Values of one dtype in one shape.
 #[derive(Clone, Debug)]
@@ -181,14 +186,22 @@ impl Tensor {
         })
     }
 
-    /// The same as raw bytes in the tensor's own dtype.
+    /// Writes the data as raw bytes in the tensor's own dtype, a piece at a time: the host never has a copy of all of
+    /// it. Fails if `out` does, or on a GPU that has failed.
     ///
     /// # Panics
     /// On a meta device.
-    pub fn read_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.bytes()];
-        self.copy_to(&mut bytes)?;
-        Ok(bytes)
+    pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        let (n, each) = (self.shape.elements(), PIECE_BYTES / self.dtype.bytes());
+        let flat = Self { shape: Shape::new(&[n]), ..self.clone() };
+        let mut buffer = vec![0; n.min(each) * self.dtype.bytes()];
+        for first in (0..n).step_by(each) {
+            let piece = flat.narrow(first..n.min(first + each));
+            let bytes = &mut buffer[..piece.bytes()];
+            piece.copy_to(bytes).map_err(io::Error::other)?;
+            out.write_all(bytes)?;
+        }
+        Ok(())
     }
 
     /// A copy of the data, where nothing can be done about a GPU that has failed.
@@ -435,6 +448,7 @@ fn bytes_of_mut<T: Element>(numbers: &mut [T]) -> &mut [u8] {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::device;
 
     #[test]
@@ -446,6 +460,22 @@ mod tests {
         });
         assert_eq!(tensor.shape(), [4, 2].into());
         assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn data_is_written_in_pieces() {
+        let n = PIECE_BYTES / 2 + 3;
+        let values: Vec<u32> = (0..n as u32).map(|index| index.wrapping_mul(0x9e37_79b9)).collect();
+        let tensor = device().upload([n], &values).unwrap();
+        let mut written = Vec::new();
+        tensor.write_to(&mut written).unwrap();
+        let read: Vec<u32> =
+            written.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        assert!(read == values && written.len() > PIECE_BYTES);
+        device().alloc([0], Dtype::U8).unwrap().write_to(&mut written).unwrap();
+        assert_eq!(written.len(), n * 4);
+        // As of a disk that is full.
+        assert!(tensor.write_to(&mut &mut [0; 5][..]).is_err());
     }
 
     #[test]

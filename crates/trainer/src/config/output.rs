@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use machine::Bytes;
+use weights::write::SHARD_BYTES;
+
 use super::error::ConfigError;
 use super::section::section;
 use super::source::RawValue;
@@ -21,6 +24,8 @@ section! {
         keep: usize = Default(3), AtLeast(1.0);
         /// Also keep the checkpoint with the lowest validation loss, and save one at every new minimum
         keep_best: bool = Default(true), Any;
+        /// Largest file of a checkpoint or model; larger ones are sharded (diffusers: `max_shard_size`)
+        max_shard_size: Bytes = Default(Bytes(SHARD_BYTES)), Any;
         /// Formats of the adapter file
         formats: Vec<AdapterFormat> = Default(vec![AdapterFormat::Diffusers]), Filled;
         /// License named in the model card, such as `cc-by-4.0`

@@ -134,6 +134,7 @@ const EVERY_KEY: &[&str] = &[
     "output.save_every=off",
     "output.keep=1",
     "output.keep_best=false",
+    "output.max_shard_size=2GB",
     "output.formats=['peft', 'kohya']",
     "output.license=cc-by-4.0",
     "output.author=\"A. Author\"",

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use machine::Bytes;
 use toml::de::DeValue;
 
 use super::error::ConfigError;
@@ -107,6 +108,29 @@ pub(super) fn unknown_word(typed: &RawValue<'_>, words: &[&'static str]) -> Conf
 fn whole<T: TryFrom<i64>>(value: &DeValue<'_>) -> Option<T> {
     let number = value.as_integer()?;
     i64::from_str_radix(number.as_str(), number.radix()).ok()?.try_into().ok()
+}
+
+impl ConfigValue for Bytes {
+    fn accepted() -> String {
+        "a size such as \"10GB\" or \"512MiB\"".into()
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        let size = typed.value.as_str().and_then(|text| text.parse().ok());
+        size.ok_or_else(|| typed.refuse(Self::accepted()))
+    }
+
+    fn write(&self) -> Option<String> {
+        // The largest unit that it is a whole number of.
+        let units = [("GB", 1_000_000_000), ("MB", 1_000_000), ("KB", 1000)];
+        let unit = units.into_iter().find(|(_, unit)| self.0.is_multiple_of(*unit));
+        let (name, unit) = unit.unwrap_or(("B", 1));
+        Some(quoted(&format!("{}{name}", self.0 / unit)))
+    }
+
+    fn measures(&self) -> Vec<f64> {
+        vec![self.0 as f64]
+    }
 }
 
 /// Numbers with no fraction, and their words; TOML's largest is that of `i64`.

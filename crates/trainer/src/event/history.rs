@@ -176,9 +176,11 @@ impl History {
         self.steps.last().map_or(from, |step| step.step)
     }
 
-    /// Whether it takes steps: it has begun, and nothing else is done.
+    /// Whether it takes steps, or saves what they gave: it has begun, and nothing else is done.
     pub fn is_training(&self) -> bool {
-        self.attempt.has_begun && !self.attempt.is_over && self.progress.is_none()
+        let phase = self.progress.as_ref().map(|progress| &progress.phase);
+        let is_at_it = matches!(phase, None | Some(Phase::Save | Phase::Export));
+        self.attempt.has_begun && !self.attempt.is_over && is_at_it
     }
 
     /// Whether anything ever happened.
@@ -247,7 +249,8 @@ impl History {
             }
             Event::End(end) => self.over(Ending::End(end)),
             Event::Failed(failed) => self.over(Ending::Failed(failed)),
-            Event::Note { .. } | Event::Checkpoint { .. } | Event::Health { .. } => {}
+            Event::Checkpoint { .. } => self.progress = None,
+            Event::Note { .. } | Event::Health { .. } => {}
         }
     }
 

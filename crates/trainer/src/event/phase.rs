@@ -25,6 +25,10 @@ pub enum Phase {
     Validate(String),
     /// Samples are made.
     Sample,
+    /// A checkpoint is written.
+    Save,
+    /// The result is written for other programs. The memory of training is free by then.
+    Export,
     /// A text encoder, by its name; and whatever other versions of hearth have.
     Other(String),
 }
@@ -42,13 +46,15 @@ impl Phase {
 }
 
 /// Names that stand for one phase.
-const NAMES: [(&str, Phase); 6] = [
+const NAMES: [(&str, Phase); 8] = [
     ("open", Phase::Open),
     ("checksums", Phase::Checksums),
     ("images", Phase::Images),
     ("texts", Phase::Tokens),
     ("load", Phase::Load),
     ("sample", Phase::Sample),
+    ("save", Phase::Save),
+    ("export", Phase::Export),
 ];
 
 /// The same in files of before.

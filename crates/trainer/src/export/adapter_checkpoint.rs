@@ -14,7 +14,7 @@ use crate::error::{Result, TrainerError};
 use crate::model::adapter::LoraWeights;
 use crate::model::adapter::read::{Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
 use crate::model::build::TensorSpec;
-use crate::model::files::save_tensors;
+use crate::model::files::{ShardedOutput, save_tensors};
 
 /// The adapter of a layer, on a device.
 pub struct LayerTensors<'a> {
@@ -60,7 +60,9 @@ pub fn write(
         tensors.extend([(down, layer.down), (up, layer.up)]);
         tensors.extend(layer.magnitude.map(|tensor| (magnitude, tensor)));
     }
-    save_tensors(&folder.join(name), &settings::header(&parts, format, None), &tensors)?;
+    let stem = name.strip_suffix(".safetensors").unwrap_or(name);
+    let output = ShardedOutput { folder, stem, max_shard_bytes: u64::MAX };
+    save_tensors(output, &settings::header(&parts, format, None), &tensors, &|_| true)?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 //!
 //! OUT/                          a whole model
 //!   config.json                   as in the base, but for the format of numbers
-//!   model.safetensors             all tensors; above 5 GB model-00001-of-0000N.safetensors and so on,
+//!   model.safetensors             all tensors; above 10 GB model-00001-of-0000N.safetensors and so on,
 //!                                 with model.safetensors.index.json, which says what lies where
 //!   tokenizer.json, …             as in the base; of a GGUF file, what it holds of them
 //! ```
@@ -16,6 +16,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use weights::write::SHARD_BYTES;
 use weights::{BytesDoneFn, FileDtype, WeightsError};
 
 use super::merge::patch::{MatrixPatch, apply_patches};
@@ -24,7 +25,7 @@ use super::{AdapterFormat, ExportedFile, compare, write};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::config;
-use crate::model::files::{self, ValuesFn};
+use crate::model::files::{self, ShardedOutput, ValuesFn};
 use crate::model::llama::language_model::LanguageModel;
 use crate::text::Tokenizer;
 
@@ -44,27 +45,13 @@ pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<Exported
     Ok(ExportedFile { format: AdapterFormat::Peft, path, n_layers, difference })
 }
 
-/// Bytes of a file of weights. Taken: what transformers wrote up to version 4.
-const SHARD_BYTES: u64 = 5_000_000_000;
-
-/// Writes a whole model with the base's configuration, one tensor at a time: beside `out` first, so that `out` is
-/// complete or unchanged.
+/// Writes a whole model with the base's configuration, one tensor at a time, in shards of at most so many bytes but for
+/// a tensor that is larger: beside `out` first, so that `out` is complete or unchanged.
 pub fn write_model(
     base: &LanguageModel,
     tokenizer: &Tokenizer,
     dtype: FileDtype,
-    out: &Path,
-    values: ValuesFn<'_>,
-) -> Result<()> {
-    write_sharded(base, tokenizer, dtype, SHARD_BYTES, out, values)
-}
-
-/// The same with shards of at most so many bytes, but for a tensor that is larger.
-fn write_sharded(
-    base: &LanguageModel,
-    tokenizer: &Tokenizer,
-    dtype: FileDtype,
-    shard_bytes: u64,
+    max_shard_bytes: u64,
     out: &Path,
     values: ValuesFn<'_>,
 ) -> Result<()> {
@@ -82,7 +69,8 @@ fn write_sharded(
         fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
         // Required by transformers.
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        files::save_shards(folder, shard_bytes, &metadata, &tensors, dtype, values)
+        let output = ShardedOutput { folder, stem: "model", max_shard_bytes };
+        files::save_shards(output, &metadata, &tensors, dtype, values)
     })
 }
 
@@ -102,7 +90,7 @@ pub fn write_merged(
             hint: "give a folder or a GGUF file",
         });
     };
-    write_model(base, tokenizer, dtype, out, &mut |_, want| {
+    write_model(base, tokenizer, dtype, SHARD_BYTES, out, &mut |_, want| {
         let values = files.values(&want.name)?;
         if !tick(values.len() as u64 * dtype.bytes()) {
             return Err(WeightsError::Cancelled);
@@ -151,7 +139,7 @@ mod tests {
         let values = |at: usize, n: usize| -> Vec<f32> {
             (0..n).map(|index| (at * 31 + index) as f32 * 1e-4).collect()
         };
-        write_sharded(&base, &tokenizer, FileDtype::F32, limit, &out, &mut |at, want| {
+        write_model(&base, &tokenizer, FileDtype::F32, limit, &out, &mut |at, want| {
             Ok(values(at, want.shape.elements()))
         })
         .unwrap();

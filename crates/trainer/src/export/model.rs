@@ -12,9 +12,11 @@ use crate::error::{Result, TrainerError};
 use crate::model::diffusion::denoiser::Architecture;
 use crate::model::diffusion::sd3::{Sd3Config, init};
 use crate::model::diffusion::{Pipeline, TRANSFORMER};
+use crate::model::files::ShardedOutput;
 use crate::model::{config, files};
 
-const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
+/// How diffusers names files of weights.
+const STEM: &str = "diffusion_pytorch_model";
 
 /// The values of a trained tensor, by name; called for one tensor at a time.
 pub type TrainedTensorFn<'a> =
@@ -25,20 +27,27 @@ pub fn write(
     pipeline: &Pipeline,
     trained: TrainedTensorFn<'_>,
     dtype: compute::Dtype,
+    max_shard_bytes: u64,
     out: &Path,
 ) -> Result<()> {
     staged(out, |folder| {
         copy_rest(&pipeline.path, folder)?;
-        write_transformer(pipeline, trained, dtype, &folder.join(TRANSFORMER).join(WEIGHTS))
+        let folder = &folder.join(TRANSFORMER);
+        let output = ShardedOutput { folder, stem: STEM, max_shard_bytes };
+        write_transformer(pipeline, trained, dtype, output)
     })
 }
 
-/// Fills a folder beside `out`, and then renames it.
+/// Fills a folder beside `out`, and then renames it. What an earlier attempt left there is removed, and so is this
+/// one's if it fails.
 pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let staging = out.with_file_name(format!(".{name}.partial"));
-    fill(&staging)?;
     let failed = |source| TrainerError::Io { what: "write", path: out.into(), source };
+    if staging.exists() {
+        fs::remove_dir_all(&staging).map_err(failed)?;
+    }
+    fill(&staging).inspect_err(|_| _ = fs::remove_dir_all(&staging))?;
     if out.exists() {
         fs::remove_dir_all(out).map_err(failed)?;
     }
@@ -49,11 +58,12 @@ fn write_transformer(
     pipeline: &Pipeline,
     trained: TrainedTensorFn<'_>,
     dtype: compute::Dtype,
-    path: &Path,
+    output: ShardedOutput<'_>,
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
     let wants = transformer.config.tensor_specs()?;
-    files::save(path, &BTreeMap::new(), &wants, files::file_dtype(dtype), &mut |_, want| {
+    let dtype = files::file_dtype(dtype);
+    files::save_shards(output, &BTreeMap::new(), &wants, dtype, &mut |_, want| {
         if let Some(values) = trained(&want.name)? {
             return Ok(values);
         }
@@ -68,7 +78,12 @@ pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
     let settings = base.join(TRANSFORMER).join("config.json");
     let config: Sd3Config = config::read_checked(&settings, Sd3Config::check)?;
     copy_rest(base, out)?;
-    init::write_random_init(&config, seed, FileDtype::F32, &out.join(TRANSFORMER).join(WEIGHTS))
+    init::write_random_init(
+        &config,
+        seed,
+        FileDtype::F32,
+        &out.join(TRANSFORMER).join(format!("{STEM}.safetensors")),
+    )
 }
 
 /// The other folders of a model.

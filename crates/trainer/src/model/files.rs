@@ -2,14 +2,14 @@
 //! then all tensors are read together, straight into the arena. And writes them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
 use compute::{BlockSwap, Device, Dtype, FillPart, Tag, Tensor, fill_all};
 use weights::convert::{can_convert, encode};
 use weights::load::{LoadOptions, LoadRequest, LoadTarget, load};
 use weights::safetensors::OutputTensor;
-use weights::write::{split_shards, write_file, write_shards};
+use weights::write::{WrittenFile, split_shards, write_file, write_shards};
 use weights::{BytesDoneFn, Catalog, TensorEncoding, TensorInfo, WeightsError};
 
 use super::adapter::Adapters;
@@ -363,41 +363,50 @@ pub fn save(
     Ok(())
 }
 
-/// The same into a folder, as `model.safetensors` or, where that would be larger than `max_shard_bytes`, in
-/// shards with an index.
+/// The same into a folder, in shards with an index where one file would be too large.
 pub fn save_shards(
-    folder: &Path,
-    max_shard_bytes: u64,
+    ShardedOutput { folder, stem, max_shard_bytes }: ShardedOutput<'_>,
     metadata: &BTreeMap<String, String>,
     specs: &[TensorSpec],
     dtype: weights::FileDtype,
     values: ValuesFn<'_>,
 ) -> Result<()> {
-    const STEM: &str = "model";
-    let shards = split_shards(STEM, tensor_entries(specs, dtype), max_shard_bytes);
+    let shards = split_shards(stem, tensor_entries(specs, dtype), max_shard_bytes);
     let mut fill = value_writer(folder, specs, dtype, values);
-    write_shards(folder, STEM, metadata, shards, false, &mut fill)?;
+    write_shards(folder, stem, metadata, shards, false, &mut fill)?;
     Ok(())
 }
 
-/// Writes tensors of a device, copied to the host one at a time; returns the file's checksum.
+/// A file `STEM.safetensors`; or, where that would be too large, shards `STEM-00001-of-0000N.safetensors` and an index.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardedOutput<'a> {
+    /// The folder, which is there.
+    pub folder: &'a Path,
+    /// How the names of files begin.
+    pub stem: &'a str,
+    /// Bytes of a file at most, unless one tensor alone has more.
+    pub max_shard_bytes: u64,
+}
+
+/// Writes tensors of a device in the same way, copied to the host piece by piece; returns the files with their
+/// checksums. `tick` hears of every tensor that was written.
 pub fn save_tensors(
-    path: &Path,
+    ShardedOutput { folder, stem, max_shard_bytes }: ShardedOutput<'_>,
     metadata: &BTreeMap<String, String>,
     tensors: &BTreeMap<String, &Tensor>,
-) -> Result<blake3::Hash> {
+    tick: BytesDoneFn<'_>,
+) -> Result<Vec<WrittenFile>> {
     let entries = tensors.iter().map(|(name, tensor)| OutputTensor {
         name: name.clone(),
         dtype: file_dtype(tensor.dtype()),
         shape: tensor.shape().sizes().iter().map(|size| *size as u64).collect(),
     });
-    let written = write_file(path, metadata, entries.collect(), true, &mut |tensor, out| {
-        let bytes = tensors[&tensor.name].read_bytes();
-        let bytes = bytes.map_err(|error| io::Error::other(error.to_string()));
-        let bytes = bytes.map_err(|source| WeightsError::io("copy", path, source))?;
-        out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-    })?;
-    Ok(written.checksum.expect("it was asked for"))
+    let shards = split_shards(stem, entries.collect(), max_shard_bytes);
+    Ok(write_shards(folder, stem, metadata, shards, true, &mut |tensor, out| {
+        let tensor = tensors[&tensor.name];
+        tensor.write_to(out).map_err(|source| WeightsError::io("write", folder, source))?;
+        if tick(tensor.bytes() as u64) { Ok(()) } else { Err(WeightsError::Cancelled) }
+    })?)
 }
 
 fn tensor_entries(specs: &[TensorSpec], dtype: weights::FileDtype) -> Vec<OutputTensor> {

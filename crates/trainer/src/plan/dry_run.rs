@@ -119,6 +119,13 @@ impl<T: Task> DryRun<'_, T> {
         works.collect()
     }
 
+    /// A checkpoint: tensors go to the disk piece by piece, which adds nothing to what lives as long as the run.
+    pub fn saving(&self) -> Result<PlannedPhase> {
+        let (device, _session) = self.session()?;
+        device.reset_peak();
+        Ok(PlannedPhase { name: Phase::Save, peak_bytes: device.usage().extent })
+    }
+
     /// Samples during training; images are decoded without tiling if that fits into `limit` bytes.
     pub fn samples(&self, limit: usize) -> Result<SampleEstimate> {
         let mut estimate = SampleEstimate::default();

@@ -383,7 +383,8 @@ impl<'a, T: Task> PlanSearch<'a, T> {
         let (training, validation) = dry_run.training()?;
         let SampleEstimate { tiling, phase, cost } = dry_run.samples(limit)?;
         let times = dry_run.times(step_secs, before, &validation, &cost, self.budget.rates)?;
-        let training: Vec<PlannedPhase> = training.into_iter().chain(phase).collect();
+        let save = dry_run.saving()?;
+        let training: Vec<PlannedPhase> = training.into_iter().chain(phase).chain([save]).collect();
         if let Some(PlannedPhase { name, peak_bytes }) =
             training.iter().find(|it| it.peak_bytes > limit)
         {

@@ -16,7 +16,7 @@ use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
 use crate::export::adapter_checkpoint::{self, LayerTensors};
-use crate::model::adapter::{AdaptedLayer, Adapters, LoraWeights};
+use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
@@ -106,31 +106,6 @@ impl GradientNorm {
     /// Whether all gradients are finite, so that they can be applied.
     pub fn is_finite(&self) -> bool {
         self.value.is_finite()
-    }
-}
-
-/// The result of a training.
-pub enum TrainedWeights {
-    /// LoRA matrices by layer name.
-    Adapter(BTreeMap<String, LoraWeights>),
-    /// All weights of a full fine-tune, by name.
-    Full(BTreeMap<String, Vec<f32>>),
-}
-
-impl TrainedWeights {
-    /// Everything by name, an adapter's matrices as PEFT calls them.
-    pub fn tensors(&self) -> Box<dyn Iterator<Item = (String, &[f32])> + '_> {
-        match self {
-            Self::Adapter(layers) => Box::new(layers.iter().flat_map(|(module, given)| {
-                let magnitude = given.magnitude.as_deref().map(|m| ("lora_magnitude_vector", m));
-                let all = [("lora_A", &given.down[..]), ("lora_B", &given.up[..])];
-                let named = move |(name, values)| (format!("{module}.{name}"), values);
-                all.into_iter().chain(magnitude).map(named)
-            })),
-            Self::Full(weights) => {
-                Box::new(weights.iter().map(|(name, values)| (name.clone(), &values[..])))
-            }
-        }
     }
 }
 
@@ -313,25 +288,13 @@ impl<'a, T: Task> Session<'a, T> {
         self.adapters.layers.len() + self.adapters.full_params.len()
     }
 
-    /// The trained weights, on the host.
-    pub fn trained_weights(&self) -> Result<TrainedWeights> {
-        let of = |key: ParamKey| to_vec(&self.adapters.params.get(key));
-        if self.config.adapter.kind == AdapterKind::Full {
-            let weights =
-                self.adapters.full_params.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
-            return Ok(TrainedWeights::Full(weights.collect::<Result<_>>()?));
-        }
-        let given = |layer: &AdaptedLayer| -> Result<(String, LoraWeights)> {
-            let given = LoraWeights {
-                rank: layer.rank,
-                alpha: layer.alpha,
-                down: of(layer.down)?,
-                up: of(layer.up)?,
-                magnitude: layer.magnitude.map(of).transpose()?,
-            };
-            Ok((layer.module.clone(), given))
+    /// The trained weights by the names that a checkpoint's header has.
+    pub fn trained_weights(&self) -> Vec<(String, Tensor)> {
+        let names = self.parameter_names();
+        let named = |(index, value): (usize, &Tensor)| {
+            (names[&parameter_key(index)].clone(), value.clone())
         };
-        Ok(TrainedWeights::Adapter(self.adapters.layers.iter().map(given).collect::<Result<_>>()?))
+        self.adapters.params.values().iter().enumerate().map(named).collect()
     }
 
     /// Number of trainable parameters.

@@ -5,9 +5,11 @@
 //! RUN/checkpoints/
 //!   .step-000250.partial/     while it is written
 //!   step-000250/
-//!     state.safetensors       parameters, the optimizer's state, EMA; with a checksum. Its
-//!                             header has the model's name of each parameter
-//!     progress.json           steps taken, where the data stands, what it belongs to, that checksum
+//!     state.safetensors       parameters, the optimizer's state, EMA. Its header has the model's
+//!                             name of each parameter; or, above `output.max_shard_size`,
+//!     state-00001-of-0000N.safetensors, …, state.safetensors.index.json
+//!     progress.json           steps taken, where the data stands, what it belongs to, and the
+//!                             checksum of each file of the state
 //!     pytorch_lora_weights.safetensors            the adapter of an image model, for diffusers; or
 //!     adapter_config.json, adapter_model.safetensors    that of a language model, for PEFT
 //! ```
@@ -17,6 +19,7 @@
 //! Random numbers and the order of samples follow from the seed and the step, so there is no generator state to
 //! save.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::mem;
@@ -24,8 +27,9 @@ use std::path::{Path, PathBuf};
 
 use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
+use weights::checksum::checksum;
 use weights::load::{LoadOptions, LoadRequest, load};
-use weights::write::AtomicFile;
+use weights::write::{AtomicFile, WrittenFile};
 use weights::{BytesDoneFn, Catalog};
 
 use super::health::Health;
@@ -33,16 +37,20 @@ use super::identity::Identity;
 use super::loss_scale::LossScale;
 use crate::config::output::OutputConfig;
 use crate::error::{Result, TrainerError};
-use crate::event::{self, WarningKind};
-use crate::model::adapter::read::{PROGRESS, STATE};
-use crate::model::files::{UploadTarget, file_dtype, save_tensors};
+use crate::event::{self, EventSink, Phase, ProgressUnit, WarningKind};
+use crate::model::adapter::read::{PROGRESS, STATE_STEM, state_file};
+use crate::model::files::{ShardedOutput, UploadTarget, file_dtype, save_tensors};
 use crate::optim::Plateau;
 use crate::task::session::{Session, find_saved};
 use crate::task::traits::Task;
 
 const FOLDER: &str = "checkpoints";
-/// Of what is written. Version 1 had other names, which are still read; any other is refused.
-const VERSION: u32 = 2;
+/// Of what is written. Version 1 had other names, and up to version 2 there was one file with one checksum; both are
+/// still read. Any other is refused.
+const VERSION: u32 = 3;
+
+/// From here on saving shows its progress. Chosen: smaller states are written within a second.
+const LONG_SAVE_BYTES: u64 = 1_000_000_000;
 
 /// The state of a run, but for its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -138,8 +146,12 @@ struct CheckpointMetadata {
     version: u32,
     progress: TrainProgress,
     identity: Identity,
-    /// Of the file of tensors.
-    checksum: String,
+    /// Of each file of tensors, by its name.
+    #[serde(default)]
+    checksums: BTreeMap<String, String>,
+    /// Of the only file, up to version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
 }
 
 /// The checkpoints of a run's folder.
@@ -147,6 +159,7 @@ pub struct Checkpoints {
     folder: PathBuf,
     keep: usize,
     keeps_best: bool,
+    max_shard_bytes: u64,
 }
 
 /// A checkpoint's folder, relative to that of its run.
@@ -176,15 +189,17 @@ impl Checkpoints {
     /// Those of a run.
     pub fn new(run: &Path, output: &OutputConfig) -> Self {
         let (keep, keeps_best) = (output.keep, output.keep_best);
-        Self { folder: run.join(FOLDER), keep, keeps_best }
+        let max_shard_bytes = output.max_shard_size.0;
+        Self { folder: run.join(FOLDER), keep, keeps_best, max_shard_bytes }
     }
 
-    /// Saves a run; returns the folder.
+    /// Saves a run; returns the folder. Tensors go from the device to the disk piece by piece.
     pub fn save(
         &self,
         session: &mut Session<'_, impl Task>,
         progress: &TrainProgress,
         identity: &Identity,
+        events: &EventSink<'_>,
     ) -> Result<PathBuf> {
         let name = name(progress.step);
         let (staging, place) =
@@ -195,10 +210,11 @@ impl Checkpoints {
         session.write_adapter(&staging)?;
         let names = session.parameter_names();
         let tensors = session.state_dict()?.into_iter().map(|(name, tensor)| (name, &*tensor));
-        let checksum = save_tensors(&staging.join(STATE), &names, &tensors.collect())?;
+        let written = self.save_state(&staging, &names, &tensors.collect(), events)?;
         let metadata = CheckpointMetadata {
             version: VERSION,
-            checksum: checksum.to_hex().to_string(),
+            checksums: written.iter().map(named_checksum).collect(),
+            checksum: None,
             progress: progress.clone(),
             identity: identity.clone(),
         };
@@ -210,6 +226,29 @@ impl Checkpoints {
         fs::rename(&staging, &place).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         Ok(path(progress.step))
+    }
+
+    /// Writes the tensors into a folder, with progress where that takes a while. It is not given up half-way: who asked
+    /// the run to stop waits for this.
+    fn save_state(
+        &self,
+        folder: &Path,
+        names: &BTreeMap<String, String>,
+        tensors: &BTreeMap<String, &Tensor>,
+        events: &EventSink<'_>,
+    ) -> Result<Vec<WrittenFile>> {
+        let bytes = tensors.values().map(|tensor| tensor.bytes() as u64).sum();
+        let is_long = bytes >= LONG_SAVE_BYTES;
+        if is_long {
+            events.begin_phase(Phase::Save, ProgressUnit::Bytes, bytes)?;
+        }
+        let tick = |bytes| {
+            _ = is_long && events.advance(ProgressUnit::Bytes, bytes);
+            true
+        };
+        let max_shard_bytes = self.max_shard_bytes;
+        let output = ShardedOutput { folder, stem: STATE_STEM, max_shard_bytes };
+        save_tensors(output, names, tensors, &tick)
     }
 
     /// The checkpoint of the lowest held-out loss, if it is there.
@@ -239,7 +278,7 @@ impl Checkpoints {
             match read_metadata(&folder, tick) {
                 Ok(metadata) => {
                     let changed = metadata.identity.check(identity, &folder)?;
-                    read_tensors(&folder.join(STATE), session.state_dict()?, tick)?;
+                    read_tensors(&state_file(&folder), session.state_dict()?, tick)?;
                     changed.into_iter().map(WarningKind::SettingChanged).for_each(&mut warn);
                     return Ok(Some(metadata.progress));
                 }
@@ -292,12 +331,32 @@ fn read_metadata(folder: &Path, tick: BytesDoneFn<'_>) -> Result<CheckpointMetad
     if !(1..=VERSION).contains(&metadata.version) {
         return Err(wrong(format!("it has version {}, expected 1 to {VERSION}", metadata.version)));
     }
-    let found = weights::checksum::checksum(&folder.join(STATE), tick)?.to_hex().to_string();
-    if found != metadata.checksum {
-        let expected = &metadata.checksum;
-        return Err(wrong(format!("{STATE} has checksum {found}, expected {expected}")));
+    let state = state_file(folder);
+    let only = metadata.checksum.as_ref().map(|checksum| (file_name(&state), checksum.clone()));
+    let checksums: Vec<_> = only.into_iter().chain(metadata.checksums.clone()).collect();
+    // A file that is not in the list would not be checked.
+    let catalog = Catalog::open(&state)?;
+    let mut files = [&state].into_iter().chain(&catalog.files).map(|file| file_name(file));
+    if let Some(file) = files.find(|file| checksums.iter().all(|(of, _)| of != file)) {
+        return Err(wrong(format!("{file} has no checksum in {PROGRESS}")));
+    }
+    for (file, expected) in checksums {
+        let found = checksum(&folder.join(&file), tick)?.to_hex().to_string();
+        if found != expected {
+            return Err(wrong(format!("{file} has checksum {found}, expected {expected}")));
+        }
     }
     Ok(metadata)
+}
+
+/// A file of the state, and its checksum.
+fn named_checksum(file: &WrittenFile) -> (String, String) {
+    let checksum = file.checksum.expect("it was asked for");
+    (file_name(&file.path), checksum.to_hex().to_string())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn read_tensors(
@@ -334,7 +393,8 @@ mod tests {
     /// one and keeps two.
     fn kept(keeps_best: bool, losses: &[f64]) -> Vec<Vec<u64>> {
         let place = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints { folder: place.path().into(), keep: 2, keeps_best };
+        let checkpoints =
+            Checkpoints { folder: place.path().into(), keep: 2, keeps_best, max_shard_bytes: 1 };
         let mut progress = TrainProgress::default();
         progress.record_validation(0.1);
         let mut after = |loss: &f64| {

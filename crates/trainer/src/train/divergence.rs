@@ -1,59 +1,89 @@
 //! Whether a finished run has diverged: judged at its end, by the metrics of its steps and by its weights, so that
 //! a run that is resumed after its end is judged the same. A diverged result is not exported unless forced.
 
+use compute::ops::global_norm;
+use compute::{Dtype, Tensor};
+
 use super::health::Health;
+use crate::error::Result;
 use crate::event::warning::Divergence;
-use crate::task::session::TrainedWeights;
 
 /// The largest weight that can be used. Taken: the largest number of f16, in which many programs hold
 /// adapters; what is beyond becomes infinite there. Weights of models that work are below a hundred.
 const MAX_WEIGHT: f32 = 65504.0;
 
-/// Why a finished run has diverged, if it has.
-pub fn find(health: &Health, trained: &TrainedWeights) -> Option<Divergence> {
-    health.divergence().or_else(|| first_unusable_weight(trained))
+/// Values that are read together. Chosen: 16 MiB as f32.
+const MAX_VALUES: usize = 4 << 20;
+
+/// Why a finished run with these weights has diverged, if it has.
+pub fn find(health: &Health, trained: &[(String, Tensor)]) -> Result<Option<Divergence>> {
+    match health.divergence() {
+        Some(divergence) => Ok(Some(divergence)),
+        None => first_unusable_weight(trained),
+    }
 }
 
 /// The first weight that cannot be used.
-fn first_unusable_weight(trained: &TrainedWeights) -> Option<Divergence> {
-    let is_unusable = |value: &&f32| !value.is_finite() || value.abs() > MAX_WEIGHT;
-    trained.tensors().find_map(|(tensor, values)| {
-        let value = *values.iter().find(is_unusable)?;
-        Some(Divergence::Weight { tensor, value: value.into(), largest: MAX_WEIGHT.into() })
-    })
+fn first_unusable_weight(trained: &[(String, Tensor)]) -> Result<Option<Divergence>> {
+    for (name, tensor) in trained {
+        if let Some(value) = first_unusable_value(tensor)? {
+            let (tensor, value) = (name.clone(), value.into());
+            return Ok(Some(Divergence::Weight { tensor, value, largest: MAX_WEIGHT.into() }));
+        }
+    }
+    Ok(None)
+}
+
+/// The same of one tensor, of which the host has some rows at a time.
+fn first_unusable_value(tensor: &Tensor) -> Result<Option<f32>> {
+    // No weight is larger than the norm of all, which the device finds by itself.
+    if tensor.dtype() == Dtype::F32 {
+        let norm = global_norm(&[Some(tensor)], tensor.device())?.read_f32()?[0];
+        if norm <= MAX_WEIGHT {
+            return Ok(None);
+        }
+    }
+    let is_unusable = |value: &f32| !value.is_finite() || value.abs() > MAX_WEIGHT;
+    let n_rows = tensor.shape().sizes()[0];
+    let n_read = (MAX_VALUES * n_rows / tensor.shape().elements()).max(1);
+    for first in (0..n_rows).step_by(n_read) {
+        let rows = tensor.narrow(first..n_rows.min(first + n_read));
+        if let Some(value) = rows.read_f32()?.into_iter().find(is_unusable) {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use compute::Device;
 
     use super::*;
-    use crate::model::adapter::LoraWeights;
 
     #[test]
     fn a_weight_beyond_f16_is_named() {
-        let with = |up: f32| {
-            let given = LoraWeights {
-                rank: 1,
-                alpha: 1.0,
-                down: vec![1.0],
-                up: vec![0.5, up],
-                magnitude: None,
+        let device = Device::cpu(1, 1 << 16).unwrap();
+        let with = |values: &[f32]| {
+            let named = |name: &str, values: &[f32], dtype| {
+                (name.to_owned(), device.upload_as([values.len()], values, dtype).unwrap())
             };
-            first_unusable_weight(&TrainedWeights::Adapter(BTreeMap::from([(
-                "to_q".into(),
-                given,
-            )])))
+            let [f32s, bf16s] = [Dtype::F32, Dtype::Bf16].map(|dtype| {
+                let down = named("to_q.lora_A", &[1.0], dtype);
+                first_unusable_weight(&[down, named("to_q.lora_B", values, dtype)]).unwrap()
+            });
+            assert_eq!(f32s.is_some(), bf16s.is_some());
+            f32s
         };
-        assert_eq!(with(-60000.0), None);
+        assert_eq!(with(&[0.5, -60000.0]), None);
+        // Many usable weights may have a larger norm.
+        assert_eq!(with(&[60000.0; 9]), None);
         for value in [-8e14, f32::INFINITY] {
             let tensor = "to_q.lora_B".into();
-            let (value, largest) = (value.into(), MAX_WEIGHT.into());
-            assert_eq!(with(value as f32), Some(Divergence::Weight { tensor, value, largest }));
+            let expected = Divergence::Weight { tensor, value: value.into(), largest: 65504.0 };
+            assert_eq!(with(&[0.5, value, 0.5]), Some(expected));
         }
-        assert!(with(f32::NAN).is_some());
-        let full = TrainedWeights::Full(BTreeMap::from([("norm".into(), vec![1.0, f32::NAN])]));
-        let message = first_unusable_weight(&full).unwrap().to_string();
-        assert_eq!(message, "a weight of norm is NaN, the largest usable is 65504");
+        let message = with(&[1.0, f32::NAN]).unwrap().to_string();
+        assert_eq!(message, "a weight of to_q.lora_B is NaN, the largest usable is 65504");
     }
 }

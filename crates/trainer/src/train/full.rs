@@ -1,18 +1,20 @@
-//! Exports a checkpoint of a full fine-tune as a model folder, as at the end of a run. The checkpoint has the
-//! parameters in its state; a second copy of the model with each checkpoint would be waste.
+//! Exports a checkpoint of a full fine-tune as a model folder, one tensor at a time: at the end of a run, and by
+//! `hearth export`. The checkpoint has the parameters in its state; a second copy of the model with each checkpoint
+//! would be waste.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use weights::load::load_f32;
-use weights::{Catalog, WeightsError};
+use weights::{BytesDoneFn, Catalog, WeightsError};
 
 use crate::config::adapter::AdapterKind;
 use crate::config::training_data::TrainingData;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
+use crate::event::{Event, EventSink, Phase, ProgressUnit};
 use crate::export::{language, model};
-use crate::model::adapter::read::{STATE, adapter_in, is_checkpoint};
+use crate::model::adapter::read::{adapter_in, is_checkpoint, state_file};
 use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
@@ -21,6 +23,9 @@ use crate::model::llama::language_model::LanguageModel;
 use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX, find_saved};
 use crate::train::folder::{CONFIG, INITIAL};
 use crate::train::language::LanguagePipeline;
+
+/// The folder of a run's model, and how an event calls it.
+pub(super) const MODEL: &str = "model";
 
 /// A checkpoint of a full fine-tune, open.
 pub struct FullCheckpoint {
@@ -57,7 +62,12 @@ impl FullCheckpoint {
         if config.base.random_init && initial.exists() {
             config.base.path = initial;
         }
-        let catalog = Catalog::open(&folder.join(STATE))?;
+        Self::of_run(config, folder).map(Some)
+    }
+
+    /// A checkpoint of a run with that configuration.
+    pub(super) fn of_run(config: RunConfig, folder: &Path) -> Result<Self> {
+        let catalog = Catalog::open(&state_file(folder))?;
         let names = names(&catalog);
         if names.is_empty() {
             return Err(TrainerError::Request {
@@ -68,35 +78,78 @@ impl FullCheckpoint {
                 hint: "it is from an older hearth: continue the run with --resume, and export its next checkpoint",
             });
         }
-        Ok(Some(Self { config, catalog, names }))
+        Ok(Self { config, catalog, names })
     }
 
-    /// Writes the model into a new folder, and opens it to check it.
-    pub fn write(&self, parts: &PartPaths, out: &Path) -> Result<FullModel> {
-        let values = |name: &str| -> std::result::Result<Option<Vec<f32>>, WeightsError> {
-            let Some(stored) = self.names.get(name) else { return Ok(None) };
-            let tensor = self.catalog.find(stored)?;
-            load_f32(&self.catalog, tensor, 0..tensor.numel()).map(Some)
-        };
-        let dtype = files::file_dtype(self.config.base.dtype);
+    /// Writes the model into a new folder, and opens it to check it. `tick` hears of every tensor.
+    pub fn write(&self, parts: &PartPaths, out: &Path, tick: BytesDoneFn<'_>) -> Result<FullModel> {
         match self.config.data {
             TrainingData::Images { .. } => {
                 let pipeline = Pipeline::open(&self.config.base.path, parts)?;
-                self.check(&pipeline.transformer.config.tensor_specs()?)?;
-                model::write(&pipeline, &values, self.config.base.dtype, out)?;
+                let written = self.write_image_model(&pipeline, out, tick)?;
                 Pipeline::open(out, &PartPaths::default())?;
+                Ok(written)
             }
             TrainingData::Texts { .. } => {
-                let LanguagePipeline { base, tokenizer } =
-                    LanguagePipeline::open(&self.config, false)?;
-                self.check(&base.tensor_specs()?)?;
-                language::write_model(&base, &tokenizer, dtype, out, &mut |_, want| {
-                    Ok(values(&want.name)?.expect("all of the model was trained"))
-                })?;
+                let pipeline = LanguagePipeline::open(&self.config, false)?;
+                let written = self.write_language_model(&pipeline, out, tick)?;
                 LanguageModel::open(out)?;
+                Ok(written)
             }
         }
-        Ok(FullModel { n_tensors: self.names.len(), dtype })
+    }
+
+    /// Bytes of the tensors that are read.
+    pub fn bytes(&self) -> u64 {
+        let stored = self.names.values().filter_map(|name| self.catalog.find(name).ok());
+        stored.map(|tensor| tensor.bytes).sum()
+    }
+
+    pub(super) fn write_image_model(
+        &self,
+        pipeline: &Pipeline,
+        out: &Path,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<FullModel> {
+        self.check(&pipeline.transformer.config.tensor_specs()?)?;
+        let max_shard_bytes = self.config.output.max_shard_size.0;
+        let values = |name: &str| self.values(name, tick);
+        model::write(pipeline, &values, self.config.base.dtype, max_shard_bytes, out)?;
+        Ok(self.written())
+    }
+
+    pub(super) fn write_language_model(
+        &self,
+        LanguagePipeline { base, tokenizer }: &LanguagePipeline,
+        out: &Path,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<FullModel> {
+        self.check(&base.tensor_specs()?)?;
+        let dtype = files::file_dtype(self.config.base.dtype);
+        let max_shard_bytes = self.config.output.max_shard_size.0;
+        language::write_model(base, tokenizer, dtype, max_shard_bytes, out, &mut |_, want| {
+            Ok(self.values(&want.name, tick)?.expect("all of the model was trained"))
+        })?;
+        Ok(self.written())
+    }
+
+    fn written(&self) -> FullModel {
+        let dtype = files::file_dtype(self.config.base.dtype);
+        FullModel { n_tensors: self.names.len(), dtype }
+    }
+
+    /// The values of a tensor of the model, if it was trained.
+    fn values(
+        &self,
+        name: &str,
+        tick: BytesDoneFn<'_>,
+    ) -> std::result::Result<Option<Vec<f32>>, WeightsError> {
+        let Some(stored) = self.names.get(name) else { return Ok(None) };
+        let tensor = self.catalog.find(stored)?;
+        if !tick(tensor.bytes) {
+            return Err(WeightsError::Cancelled);
+        }
+        load_f32(&self.catalog, tensor, 0..tensor.numel()).map(Some)
     }
 
     /// Fails unless the checkpoint's tensors are those of the base.
@@ -123,6 +176,21 @@ impl FullCheckpoint {
         let hint = "use the base that the run started from";
         problem.map_or(Ok(()), |problem| Err(TrainerError::Request { problem, hint }))
     }
+}
+
+/// Writes the model of a finished run with `write`, and emits that.
+pub(super) fn export_result(
+    config: &RunConfig,
+    checkpoint: &Path,
+    events: &EventSink<'_>,
+    write: impl FnOnce(&FullCheckpoint, BytesDoneFn<'_>) -> Result<FullModel>,
+) -> Result<()> {
+    let checkpoint = FullCheckpoint::of_run(config.clone(), checkpoint)?;
+    events.begin_phase(Phase::Export, ProgressUnit::Bytes, checkpoint.bytes())?;
+    let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
+    let FullModel { n_tensors, .. } = write(&checkpoint, &tick)?;
+    let (format, path) = (MODEL.into(), MODEL.into());
+    events.emit(Event::Exported { format, path, layers: n_tensors })
 }
 
 /// A checkpoint's parameters by the model's names: their EMA where there is one, as in the export at the end.

@@ -45,7 +45,6 @@ use crate::export::card;
 use crate::model::diffusion::Pipeline;
 use crate::report;
 use crate::report::live::LiveReport;
-use crate::task::session::{Session, TrainedWeights};
 use crate::task::traits::DataLoader;
 
 /// How a run is started.
@@ -120,10 +119,9 @@ fn train_images(
     let task = DiffusionTask::new(&planned.config, &pipeline)?;
     let loader = diffusion::ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
     let setup = planned.setup(device_setup);
-    // The trained weights are on the host: the arena is freed by then.
-    let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
+    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.reason.is_done() {
-        diffusion::write_result(&planned.config, &mut pipeline, trained, folder, events)?;
+        diffusion::write_result(&planned.config, &mut pipeline, end.step, folder, events)?;
     }
     Ok(end)
 }
@@ -142,15 +140,16 @@ fn train_texts(
     let loader = language::TextLoader::new(task, &planned.config, texts)?;
     let setup = planned.setup(device_setup);
     let device = MeteredDevice::open(device_setup, &planned.plan)?;
-    let (end, trained) = run_training(&planned.config, &task, loader, setup, device, output)?;
+    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.reason.is_done() {
-        language::write_result(&planned.config, pipeline, trained, folder, events)?;
+        language::write_result(&planned.config, pipeline, end.step, folder, events)?;
     }
     Ok(end)
 }
 
-/// Runs the loop, and returns the trained weights. After the loss of a GPU it continues from the last
-/// checkpoint: the model is loaded again, and the same steps follow.
+/// Runs the loop. After the loss of a GPU it continues from the last checkpoint: the model is loaded again, and the
+/// same steps follow. A run that is done has a checkpoint of its last step, and its device is closed: the result is
+/// exported from there, in memory that training does not hold any more.
 fn run_training<D: DataLoader>(
     config: &RunConfig,
     task: &D::Task,
@@ -158,13 +157,12 @@ fn run_training<D: DataLoader>(
     setup: RunSetup<'_>,
     device: MeteredDevice,
     output: RunOutput<'_>,
-) -> Result<(RunEnd, TrainedWeights)> {
-    let (result, _) = device.retry_on_gpu_loss(setup, output.events, |device, reached| {
+) -> Result<RunEnd> {
+    let (end, _) = device.retry_on_gpu_loss(setup, output.events, |device, reached| {
         let mut run = begin(config, task, &mut loader, setup, device, output)?;
         let end = run.train_loop();
         *reached = run.progress.step.max(*reached);
-        let (end, trained) = (end?, run.session.with_ema(Session::trained_weights)?);
-        Ok((run.check_divergence(end, &trained, output.folder.options.force)?, trained))
+        run.check_divergence(end?, output.folder.options.force)
     })?;
-    Ok(result)
+    Ok(end)
 }

@@ -16,9 +16,9 @@ use super::meter::PhaseMeter;
 use super::pacing::Pacing;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::event::{EndReason, Event, EventSink, RunEnd, Warning, WarningKind};
+use crate::event::{EndReason, Event, EventSink, Phase, RunEnd, Warning, WarningKind};
 use crate::optim::schedule;
-use crate::task::session::{Session, TrainedWeights};
+use crate::task::session::Session;
 use crate::task::traits::DataLoader;
 
 /// A training run.
@@ -104,14 +104,14 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     }
 
     /// Warns of a diverged result, which is not exported unless forced.
-    pub fn check_divergence(
-        &mut self,
-        end: RunEnd,
-        trained: &TrainedWeights,
-        is_forced: bool,
-    ) -> Result<RunEnd> {
-        let divergence = divergence::find(&self.progress.health, trained);
-        let Some(divergence) = divergence.filter(|_| end.reason.is_done()) else { return Ok(end) };
+    pub fn check_divergence(&mut self, end: RunEnd, is_forced: bool) -> Result<RunEnd> {
+        if !end.reason.is_done() {
+            return Ok(end);
+        }
+        let Self { session, progress, .. } = self;
+        let divergence = session
+            .with_ema(|session| divergence::find(&progress.health, &session.trained_weights()))?;
+        let Some(divergence) = divergence else { return Ok(end) };
         self.warn(WarningKind::Diverged(divergence))?;
         Ok(if is_forced { end } else { RunEnd { reason: EndReason::Diverged, ..end } })
     }
@@ -135,14 +135,16 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Saves a checkpoint, unless the last one is the same: a run that is asked to stop while it saves ends with that.
     pub(super) fn save(&mut self, save: SaveReason) -> Result<()> {
-        let Self { progress, checkpoints, saved, .. } = self;
+        let Self { progress, checkpoints, saved, meter, .. } = self;
         if saved.is_some() && *saved == progress.resumable_at() {
             return Ok(());
         }
+        meter.begin(Phase::Save);
         let replaced = progress.record_save(save == SaveReason::Best);
-        let path = checkpoints.save(&mut self.session, progress, &self.identity)?;
+        let path = checkpoints.save(&mut self.session, progress, &self.identity, self.events)?;
         checkpoints.remove_old(progress, replaced)?;
         *saved = progress.resumable_at();
+        self.end_phases()?;
         self.events.emit(Event::Checkpoint { step: self.progress.step, path })
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use compute::gpu::{GpuAdapter, GpuAdapterKind, GpuChoice, adapters};
-use compute::{Device, DeviceKind};
+use compute::{Device, DeviceKind, Tensor};
 use machine::governor::{Cause, Pace, PaceDecision};
 use machine::held::MemoryPlace;
 use machine::{Machine, ProbeSource};
@@ -159,7 +159,12 @@ fn with_job_on(
 /// All tensors of a checkpoint, by name.
 fn state(run: &mut TrainingRun<'_, ImageLoader<'_>>) -> Vec<(String, Vec<u8>)> {
     let tensors = run.session.state_dict().unwrap();
-    tensors.into_iter().map(|(name, tensor)| (name, tensor.read_bytes().unwrap())).collect()
+    let bytes = |tensor: &Tensor| {
+        let mut bytes = Vec::new();
+        tensor.write_to(&mut bytes).unwrap();
+        bytes
+    };
+    tensors.into_iter().map(|(name, tensor)| (name, bytes(tensor))).collect()
 }
 
 fn put_back(run: &mut TrainingRun<'_, ImageLoader<'_>>, state: &[(String, Vec<u8>)]) {

@@ -9,6 +9,7 @@ use trainer::train::full::{FullCheckpoint, FullModel};
 use super::ExportArgs;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
+use crate::render::progress::ByteProgress;
 
 pub fn run(
     arguments: &ExportArgs,
@@ -24,8 +25,11 @@ pub fn run(
         }
         .into());
     }
+    let progress = ByteProgress::begin("writing", checkpoint.bytes())?;
     let FullModel { n_tensors, dtype } =
-        checkpoint.write(&arguments.parts.paths(), &arguments.out)?;
+        checkpoint
+            .write(&arguments.parts.paths(), &arguments.out, &|bytes| progress.tick(bytes))?;
+    drop(progress);
     if arguments.json {
         let row =
             json!({ "path": arguments.out, "tensors": n_tensors, "dtype": dtype.to_string() });

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use weights::catalog::INDEX_SUFFIX;
 use weights::load::load_f32;
 use weights::{Catalog, TensorInfo};
 
@@ -270,13 +271,20 @@ pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
     [DIFFUSERS_FILE, PEFT_FILE].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
 }
 
-/// The files of a run's checkpoint: its tensors, and its progress.
-pub(crate) const STATE: &str = "state.safetensors";
+/// The files of a run's checkpoint: its tensors in one or several files of this stem, and its progress.
+pub(crate) const STATE_STEM: &str = "state";
 pub(crate) const PROGRESS: &str = "progress.json";
+
+/// The file that a checkpoint's tensors are opened by: the only one, or the index of several.
+pub(crate) fn state_file(folder: &Path) -> PathBuf {
+    let one = folder.join(format!("{STATE_STEM}.safetensors"));
+    let index = folder.join(format!("{STATE_STEM}.safetensors{INDEX_SUFFIX}"));
+    if index.exists() { index } else { one }
+}
 
 /// Whether a folder is a checkpoint.
 pub fn is_checkpoint(folder: &Path) -> bool {
-    [STATE, PROGRESS].iter().all(|name| folder.join(name).exists())
+    state_file(folder).exists() && folder.join(PROGRESS).exists()
 }
 
 /// The adapter file or folder that a path stands for. A run keeps its adapter in `adapter/`, with a file

@@ -24,6 +24,7 @@ use super::device::{DeviceSetup, MeteredDevice, PlannedRun, RunSetup};
 use super::folder::RunFolder;
 use super::pacing::{PacedProgress, Pacer, Pacing};
 use super::preparation::{emit_findings, emit_progress};
+use super::{checkpoint, full};
 use crate::cache::scaled::RESOLUTIONS;
 use crate::cache::{CacheBuilder, CacheIndex, CacheRequest, CachedLatents, plan_images};
 use crate::config::adapter::AdapterKind;
@@ -34,11 +35,11 @@ use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
 use crate::data::Bucket;
 use crate::error::Result;
-use crate::event::{Event, EventSink};
+use crate::event::{Event, EventSink, Phase};
 use crate::export::fuse::check_dora;
-use crate::export::{ExportedFile, export, model};
+use crate::export::{ExportedFile, export};
 use crate::fingerprint::Fingerprint;
-use crate::model::adapter::read::Component;
+use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::adapter::{AdapterFormat, Adapters};
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
@@ -50,7 +51,6 @@ use crate::plan::{Plan, PlanRequest, choose, dry_run, memory_levels};
 use crate::progress;
 use crate::sample::encoding::plan_encoding;
 use crate::task::prefetch::PREFETCH_BATCHES;
-use crate::task::session::TrainedWeights;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 
 /// A diffusion model and its dataset.
@@ -361,24 +361,23 @@ fn encode(
     Ok((Arc::new(caching.finish()?), device))
 }
 
-/// Exports the trained weights in every format of the job.
+/// Exports what was trained from the checkpoint of the last step, in every format of the job.
 pub(super) fn write_result(
     config: &RunConfig,
     pipeline: &mut Pipeline,
-    trained: TrainedWeights,
+    step: u64,
     folder: &RunFolder,
     events: &EventSink<'_>,
 ) -> Result<()> {
-    let layers = match trained {
-        TrainedWeights::Adapter(layers) => layers,
-        TrainedWeights::Full(weights) => {
-            let trained = |name: &str| Ok(weights.get(name).cloned());
-            model::write(pipeline, &trained, config.base.dtype, &folder.path.join("model"))?;
-            let (format, path) = ("model".into(), "model".into());
-            return events.emit(Event::Exported { format, path, layers: weights.len() });
-        }
-    };
-    pipeline.set_adapter(vec![(Component::Transformer, layers)]);
+    let checkpoint = folder.path.join(checkpoint::path(step));
+    if config.adapter.kind == AdapterKind::Full {
+        return full::export_result(config, &checkpoint, events, |full, tick| {
+            full.write_image_model(pipeline, &folder.path.join(full::MODEL), tick)
+        });
+    }
+    events.emit(Event::Phase { name: Phase::Export })?;
+    // Whether its values can be used was judged before.
+    pipeline.take_adapter(AdapterFile::open(&checkpoint)?.with_any_values(true))?;
     for format in &config.output.formats {
         let (name, into) = (config.output.name.as_str(), folder.path.join("adapter"));
         let ExportedFile { path, n_layers, .. } = export(pipeline, *format, &into, name)?;

@@ -19,19 +19,20 @@ use self::samples::SampleTextWriter;
 use super::device::{DeviceSetup, PlannedRun};
 use super::folder::RunFolder;
 use super::preparation::{emit_findings, emit_progress};
+use super::{checkpoint, full};
 use crate::config::RunConfig;
+use crate::config::adapter::AdapterKind;
 use crate::config::generate::GenerationConfig;
 use crate::config::text::TextConfig;
 use crate::cost::Cost;
 use crate::data::SizeCounts;
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, EventSink, Warning, WarningKind};
+use crate::event::{Event, EventSink, Phase, Warning, WarningKind};
 use crate::export::language;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
-use crate::model::adapter::read::Component;
+use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::build::{Precision, TensorSpec};
-use crate::model::files;
 use crate::model::llama::Llama;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::preset::LlamaPreset;
@@ -41,7 +42,6 @@ use crate::model::vae::Tiling;
 use crate::plan::{PlanRequest, choose, memory_levels};
 use crate::task::prefetch::PREFETCH_BATCHES;
 use crate::task::seed::{Purpose, seed};
-use crate::task::session::TrainedWeights;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 use crate::text::{HeldOut, Sequence, TextDataset, Tokenizer};
 
@@ -399,26 +399,23 @@ fn warn_of_length(task: &LanguageTask<'_>, events: &EventSink<'_>) -> Result<()>
 /// Exports the result: an adapter for PEFT, or the whole model.
 pub(super) fn write_result(
     config: &RunConfig,
-    LanguagePipeline { mut base, tokenizer }: LanguagePipeline,
-    trained: TrainedWeights,
+    mut pipeline: LanguagePipeline,
+    step: u64,
     folder: &RunFolder,
     events: &EventSink<'_>,
 ) -> Result<()> {
-    match trained {
-        TrainedWeights::Adapter(layers) => {
-            base.set_adapter(layers);
-            let exported = language::write_adapter(&mut base, &folder.path.join("adapter"))?;
-            let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
-            let (format, layers) = ("peft".into(), exported.n_layers);
-            events.emit(Event::Exported { format, path, layers })
-        }
-        TrainedWeights::Full(weights) => {
-            let (dtype, out) = (files::file_dtype(config.base.dtype), folder.path.join("model"));
-            language::write_model(&base, &tokenizer, dtype, &out, &mut |_, want| {
-                Ok(weights.get(&want.name).expect("all of the model was trained").clone())
-            })?;
-            let (format, path) = ("model".into(), "model".into());
-            events.emit(Event::Exported { format, path, layers: weights.len() })
-        }
+    let checkpoint = folder.path.join(checkpoint::path(step));
+    if config.adapter.kind == AdapterKind::Full {
+        return full::export_result(config, &checkpoint, events, |full, tick| {
+            full.write_language_model(&pipeline, &folder.path.join(full::MODEL), tick)
+        });
     }
+    events.emit(Event::Phase { name: Phase::Export })?;
+    let base = &mut pipeline.base;
+    // Whether its values can be used was judged before.
+    base.take_adapter(AdapterFile::open(&checkpoint)?.with_any_values(true))?;
+    let exported = language::write_adapter(base, &folder.path.join("adapter"))?;
+    let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
+    let (format, layers) = ("peft".into(), exported.n_layers);
+    events.emit(Event::Exported { format, path, layers })
 }
