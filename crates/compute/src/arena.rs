@@ -152,7 +152,7 @@ impl Arena {
     /// # Panics
     /// If anything is allocated: it may lie across the boundary.
     pub fn set_resident(&mut self, bytes: usize) {
-        assert!(self.taken.is_empty(), "buffers are laid out before anything is allocated");
+        assert!(self.taken.is_empty(), "buffers are arranged before anything is allocated");
         self.buffers.resident_bytes = bytes.next_multiple_of(self.alignment);
     }
 

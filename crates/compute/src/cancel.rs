@@ -16,7 +16,7 @@ const WANTED: u64 = 0;
 const CANCELLED: u64 = 1;
 
 impl CancelToken {
-    /// Asks to stop. There is no way back.
+    /// Asks to stop. It cannot be taken back.
     pub fn cancel(&self) {
         self.0.store(CANCELLED, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The arena's memory on a GPU: as few buffers as its limits allow, laid out by [`BufferLayout`]. Each is made when
+//! The arena's memory on a GPU: as few buffers as its limits allow, arranged by [`BufferLayout`]. Each is made when
 //! the arena first reaches into it. One without a live block can be dropped, and is made again when it is needed:
 //! drivers have trouble with many that come and go, but not with a few, between steps.
 
