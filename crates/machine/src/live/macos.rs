@@ -1,6 +1,6 @@
 //! What only a Mac can answer: Metal's view of the GPU, and thermal state without root.
 //!
-//! Compiled and type-checked for Apple targets; never yet run on one.
+//! Never yet run on a Mac. The footprint of this process was not compiled for one either.
 
 #![allow(unsafe_code)]
 
