@@ -2,13 +2,14 @@
 //! reading, so every number here says how it came about. Pure: the same machine gives the same
 //! budget.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
 use crate::gpu::{AppleGpu, ComputeCapability, NvidiaGpu};
 use crate::hardware::{CudaVersion, Feature, MIN_CAPABILITY, cpu_features, nvidia_arch};
-use crate::memory::SystemMemory;
+use crate::memory::{MemoryPressure, PressureLevel, SystemMemory};
 use crate::reading::{Bytes, Unknown};
 use crate::uses::{DeviceUse, cpu_uses, cuda_uses, metal_uses};
 use crate::{Machine, NvidiaStack};
@@ -70,6 +71,8 @@ pub struct MemoryLimit {
     pub reserved: Bytes,
     /// What set the limit.
     pub bound_by: MemoryBound,
+    /// What it can be raised to: with other programs closed where they share the memory.
+    pub max_limit: Bytes,
 }
 
 /// What set a memory limit.
@@ -82,6 +85,8 @@ pub enum MemoryBound {
     Container,
     /// Metal's recommended working set.
     WorkingSet,
+    /// Half of Metal's working set: more than is free now.
+    HalfWorkingSet,
     /// The GPU's own memory not in use.
     GpuMemory,
 }
@@ -96,6 +101,14 @@ const RESERVED_MOST: Bytes = Bytes(8 << 30);
 /// Chosen: a CUDA context with cuBLASLt and cuDNN loaded holds around half a GiB of the GPU
 /// that no allocation of ours shows.
 const RESERVED_ON_GPU: Bytes = Bytes(640 << 20);
+
+/// Chosen: this part of Metal's working set is a run's even if less is free. macOS compresses the memory of idle
+/// programs, and the other half with what Metal leaves to the system is theirs.
+const METAL_PART: u64 = 2;
+
+/// Taken: by logs of llama.cpp and MLX, Metal's working set is two thirds of memory on Macs of up to 36 GB, three
+/// quarters on larger ones.
+const TWO_THIRDS_UP_TO: Bytes = Bytes(36 << 30);
 
 /// Picks the device, its memory limit and the CPU threads of a run.
 pub fn budget(machine: &Machine) -> Budget {
@@ -216,12 +229,10 @@ fn nvidia_limit(machine: &Machine, gpu: &NvidiaGpu) -> Result<MemoryLimit, Unkno
     }
     let available = gpu.memory_free.require()?;
     let reserved = RESERVED_ON_GPU;
-    Ok(MemoryLimit {
-        limit: available.saturating_sub(reserved),
-        available,
-        reserved,
-        bound_by: MemoryBound::GpuMemory,
-    })
+    let limit = available.saturating_sub(reserved);
+    let bound_by = MemoryBound::GpuMemory;
+    // What others hold of a GPU's own memory, such as the display, is not known to end with a program.
+    Ok(MemoryLimit { limit, available, reserved, bound_by, max_limit: limit })
 }
 
 /// What a run may take of the memory of a GPU by Metal or Vulkan. How much memory of its own a GPU has is
@@ -233,13 +244,40 @@ pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
 
 fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown> {
     let main = main_limit(machine)?;
-    // Metal's own default is two thirds of memory at the least, so that is safe where it is silent.
-    let total = machine.memory.total.require()?;
-    let working_set = gpu.working_set.known().copied().unwrap_or(Bytes(total.0 / 3 * 2));
-    if working_set < main.limit {
-        return Ok(MemoryLimit { limit: working_set, bound_by: MemoryBound::WorkingSet, ..main });
-    }
-    Ok(main)
+    let working_set = working_set_of(gpu, machine.memory.total.require()?);
+    let left = metal_left(signed(main.limit), Bytes(0), working_set, &machine.memory);
+    let limit = Bytes(left.max(0).unsigned_abs());
+    let bound_by = match limit.cmp(&main.limit) {
+        Ordering::Less => MemoryBound::WorkingSet,
+        Ordering::Equal => main.bound_by,
+        Ordering::Greater => MemoryBound::HalfWorkingSet,
+    };
+    Ok(MemoryLimit { limit, bound_by, max_limit: working_set, ..main })
+}
+
+/// The most that a run by Metal may hold on this machine; nothing where there is no Metal, or memory is not known.
+pub fn working_set(machine: &Machine) -> Option<Bytes> {
+    Some(working_set_of(machine.apple_gpu()?, *machine.memory.total.known()?))
+}
+
+/// As Metal says; else by the published rule.
+fn working_set_of(gpu: &AppleGpu, total: Bytes) -> Bytes {
+    let by_rule = if total <= TWO_THIRDS_UP_TO { total.0 / 3 * 2 } else { total.0 / 4 * 3 };
+    gpu.working_set.known().copied().unwrap_or(Bytes(by_rule))
+}
+
+/// Bytes that a run by Metal may take on top of what it holds, if `left` of main memory are. The one rule of the
+/// limit before a run and of the governor in it: they must not disagree.
+fn metal_left(left: i64, held: Bytes, working_set: Bytes, memory: &SystemMemory) -> i64 {
+    let up_to = |bytes: u64| signed(Bytes(bytes)).saturating_sub(signed(held));
+    // Under pressure macOS has compressed what it can.
+    let least = if is_pressed(memory) { left } else { up_to(working_set.0 / METAL_PART) };
+    left.max(least).min(up_to(working_set.0))
+}
+
+fn is_pressed(memory: &SystemMemory) -> bool {
+    let pressure = memory.pressure.known();
+    matches!(pressure, Some(MemoryPressure::Level(level)) if *level > PressureLevel::Normal)
 }
 
 /// What a run may take of main memory.
@@ -249,34 +287,46 @@ pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
 
 fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
     let available = memory.available.require()?;
-    let reserved =
-        Bytes(memory.total.require()?.0 / RESERVED_PART).clamp(RESERVED_LEAST, RESERVED_MOST);
+    let total = memory.total.require()?;
+    let reserved = Bytes(total.0 / RESERVED_PART).clamp(RESERVED_LEAST, RESERVED_MOST);
     let main = MemoryLimit {
         limit: available.saturating_sub(reserved),
         available,
         reserved,
         bound_by: MemoryBound::MainMemory,
+        max_limit: total.saturating_sub(reserved),
     };
-    match memory.container.known() {
-        // A container need not leave memory to the rest of the system: only the floor is kept.
-        Some(Some(container)) if container.left.saturating_sub(RESERVED_LEAST) < main.limit => {
-            Ok(MemoryLimit {
-                limit: container.left.saturating_sub(RESERVED_LEAST),
-                available: container.left,
-                reserved: RESERVED_LEAST,
-                bound_by: MemoryBound::Container,
-            })
-        }
-        _ => Ok(main),
+    let Some(Some(container)) = memory.container.known() else { return Ok(main) };
+    // A container need not leave memory to the rest of the system: only the floor is kept.
+    let [left, most] =
+        [container.left, container.limit].map(|bytes| bytes.saturating_sub(RESERVED_LEAST));
+    let max_limit = main.max_limit.min(most);
+    if left >= main.limit {
+        return Ok(MemoryLimit { max_limit, ..main });
     }
+    Ok(MemoryLimit {
+        limit: left,
+        available: container.left,
+        reserved: RESERVED_LEAST,
+        bound_by: MemoryBound::Container,
+        max_limit,
+    })
 }
 
 /// Bytes that a run may take on top of what it holds; below zero once it uses what is kept for
-/// the system. By the rules of [`main_limit`].
-pub fn main_memory_left(memory: &SystemMemory) -> Result<i64, Unknown> {
+/// the system. By the rules of [`main_limit`], and with a working set of [`gpu_limit`].
+pub fn main_memory_left(
+    memory: &SystemMemory,
+    held: Bytes,
+    working_set: Option<Bytes>,
+) -> Result<i64, Unknown> {
     let MemoryLimit { available, reserved, .. } = limit_of(memory)?;
-    let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
-    Ok(signed(available).saturating_sub(signed(reserved)))
+    let left = signed(available).saturating_sub(signed(reserved));
+    Ok(working_set.map_or(left, |set| metal_left(left, held, set, memory)))
+}
+
+fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX)
 }
 
 fn known_or_reason<S: Serializer>(
@@ -298,8 +348,12 @@ fn known_or_reason<S: Serializer>(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::recording::testing::source;
+    use crate::recording::{MachineRecording, RecordedAnswer};
+    use crate::source::ProbeSource;
 
     fn decide(answers: &[(&str, &str)]) -> Budget {
         budget(&Machine::probe(&mut source(answers)))
@@ -352,12 +406,57 @@ mod tests {
         let limit = budget.memory.unwrap();
         assert_eq!(limit.bound_by, MemoryBound::Container);
         assert_eq!(limit.limit, Bytes((3 << 30) - (512 << 20)));
+        assert_eq!(limit.max_limit, Bytes((4 << 30) - (512 << 20)));
+    }
+
+    /// The recorded Mac of 8 GB with some of its words replaced.
+    fn mac(words: &[(&str, &str)]) -> Machine {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/apple-m1-8gb.toml");
+        let mut recording = MachineRecording::load(&file).unwrap();
+        for answer in recording.answers.values_mut() {
+            if let RecordedAnswer::Text(text) = answer {
+                *text = words.iter().fold(text.clone(), |text, (old, new)| text.replace(old, new));
+            }
+        }
+        Machine::probe(&mut ProbeSource::replay(recording))
+    }
+
+    #[test]
+    fn a_mac_gets_half_of_its_working_set_even_if_less_is_free() {
+        let (memory, set) = (mac(&[]).memory, Bytes(6 << 30));
+        let left =
+            |left: i64, held: u64| metal_left(left << 30, Bytes(held << 30), set, &memory) >> 30;
+        assert_eq!([left(1, 0), left(4, 0), left(20, 0), left(-1, 0)], [3, 4, 6, 3]);
+        // The same while the run holds some of it: what it may hold in all stays.
+        assert_eq!([left(-1, 2), left(-1, 4), left(3, 4)], [1, -1, 2]);
+    }
+
+    #[test]
+    fn under_pressure_a_mac_gives_only_what_is_free() {
+        use MemoryBound::{HalfWorkingSet, MainMemory};
+        let bound = |level: &str| {
+            let name = "kern.memorystatus_vm_pressure_level: ";
+            let machine = mac(&[(&format!("{name}1"), &format!("{name}{level}"))]);
+            gpu_limit(&machine).unwrap().bound_by
+        };
+        assert_eq!(["1", "2", "4"].map(bound), [HalfWorkingSet, MainMemory, MainMemory]);
+    }
+
+    #[test]
+    fn where_metal_does_not_say_its_working_set_the_published_rule_does() {
+        let set = |gib: u64, metal: &str| {
+            let total = (gib << 30).to_string();
+            let words = [("8589934592", total.as_str()), ("recommended_bytes: 5726633984", metal)];
+            working_set(&mac(&words)).unwrap().0
+        };
+        assert_eq!([set(24, ""), set(64, "")], [16 << 30, 48 << 30]);
+        assert_eq!(set(64, "recommended_bytes: 7"), 7);
     }
 
     #[test]
     fn what_is_left_falls_below_zero() {
         let left = |answers: &[(&str, &str)]| {
-            main_memory_left(&Machine::probe(&mut source(answers)).memory)
+            main_memory_left(&Machine::probe(&mut source(answers)).memory, Bytes(0), None)
         };
         assert_eq!(left(&[MEMORY]), Ok(18 << 30));
         let scarce = ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 1048576 kB\n");

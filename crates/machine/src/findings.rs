@@ -193,7 +193,7 @@ fn apple_gpu(machine: &Machine, gpu: &AppleGpu, found: &mut Vec<Finding>) {
     if let Err(reason) = &gpu.working_set.value {
         found.push(notice(
             format!("Metal reports no recommended working set: {reason}"),
-            "hearth uses two thirds of memory as the limit",
+            "hearth uses what Macs of that size have: two thirds of memory, three quarters above 36 GB",
         ));
     }
 }

@@ -350,8 +350,9 @@ fn uses(uses: &[DeviceUse], page: &mut TextPage) {
     }
 }
 
-fn limit_line(limit: &MemoryLimit) -> String {
-    let MemoryLimit { limit, available, reserved, bound_by } = limit;
+/// How a limit came about, and what it can be raised to.
+pub fn limit_line(memory: &MemoryLimit) -> String {
+    let MemoryLimit { limit, available, reserved, bound_by, max_limit } = memory;
     let why = match bound_by {
         MemoryBound::MainMemory => {
             format!("{available} available less {reserved} kept for the system")
@@ -360,11 +361,19 @@ fn limit_line(limit: &MemoryLimit) -> String {
             format!("{available} left in the container less {reserved} kept for it")
         }
         MemoryBound::WorkingSet => "Metal's recommended working set".into(),
+        MemoryBound::HalfWorkingSet => {
+            let free = available.saturating_sub(*reserved);
+            format!(
+                "half of Metal's working set of {max_limit}; {free} are free now, macOS compresses \
+                 other programs for the rest"
+            )
+        }
         MemoryBound::GpuMemory => {
             format!("{available} free on the GPU less {reserved} kept for the driver")
         }
     };
-    format!("limit {limit}: {why}")
+    let raised = (max_limit > limit).then(|| format!("; --limit can raise it to {max_limit}"));
+    format!("limit {limit}: {why}{}", raised.unwrap_or_default())
 }
 
 fn problems(findings: &[Finding], page: &mut TextPage) {

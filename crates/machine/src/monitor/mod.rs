@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::Machine;
-use crate::budget::{DeviceId, main_memory_left};
+use crate::budget::{DeviceId, main_memory_left, working_set};
 use crate::gpu::{GpuInfo, GpuTelemetry, NvidiaGpu, ThrottleReason};
 use crate::held::HeldMemory;
 use crate::memory::{MemoryPressure, PressureLevel, SystemMemory};
@@ -48,6 +48,8 @@ const SENSORS: &[&str] = &[
 /// Knows what to ask a machine for.
 pub struct Monitor {
     cap: Option<Bytes>,
+    /// Of Metal, if the run computes by it.
+    working_set: Option<Bytes>,
     held: HeldMemory,
     sensors: Vec<SensorFile>,
     gpu: Option<WatchedGpu>,
@@ -97,6 +99,7 @@ impl Monitor {
         let sensors = machine.thermal.sensors.known().into_iter().flatten();
         Self {
             cap,
+            working_set: working_set(machine).filter(|_| device == DeviceId::Metal),
             held: HeldMemory::of_process(),
             sensors: sensors.filter_map(sensor_file).collect(),
             meter: power_meter(machine, gpu.map(|(_, gpu)| gpu)),
@@ -151,7 +154,7 @@ impl Monitor {
             return None;
         }
         let held = self.held.main_memory_bytes(memory.held.known()?.0)?;
-        let left = main_memory_left(memory).ok()?;
+        let left = main_memory_left(memory, Bytes(held), self.working_set).ok()?;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let allowed = self.cap.map_or(i64::MAX, |cap| signed(cap.0).saturating_sub(signed(held)));
         Some(ProcessMemory { held, left: left.min(allowed) })
