@@ -109,8 +109,7 @@ fn show<L: Task>(
     on: PlanTarget,
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
-    let PlanTarget { kind, limit_bytes, host_bytes, .. } = on;
-    let room = DeviceBudget { kind, limit_bytes, rates: &on.rates, host_bytes };
+    let room = on.budget();
     let plan = match plan::choose(job, room) {
         Err(TrainerError::TooLarge { phase, needed, limit, remedy }) if arguments.json => {
             let remedy = remedy.map(|Remedy { change, needed, fits }| {

@@ -6,7 +6,7 @@ use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
 use trainer::event::{RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::EncoderLoading;
-use trainer::plan::{Plan, PlanCandidate, Rates};
+use trainer::plan::{DeviceBudget, Plan, PlanCandidate, Rates};
 
 use crate::render::progress::duration;
 use crate::render::training::speed;
@@ -23,6 +23,14 @@ pub struct PlanTarget {
     pub limit_bytes: usize,
     /// Main memory for offloaded blocks.
     pub host_bytes: Option<usize>,
+}
+
+impl PlanTarget {
+    /// For plans.
+    pub fn budget(&self) -> DeviceBudget<'_> {
+        let Self { kind, limit_bytes, host_bytes, ref rates, .. } = *self;
+        DeviceBudget { kind, limit_bytes, rates, host_bytes }
+    }
 }
 
 /// All there is to say about a job.
@@ -58,11 +66,10 @@ pub fn page(planned: &PlanReport) -> String {
     }
     page.heading("memory");
     phases(planned, &mut page);
-    let counted = match planned.target.kind {
-        DeviceKind::Cuda { .. } => " GPU memory; the program's main memory is not counted",
-        DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => {
-            ", program and prefetched samples included"
-        }
+    let counted = if planned.target.budget().shares_memory() {
+        ", program and prefetched samples included"
+    } else {
+        " GPU memory; the program's main memory is not counted"
     };
     let fits = format!("fits: {} of {}{counted}", bytes(plan.total_bytes), bytes(*limit_bytes));
     page.item("✓", GOOD, &fits);

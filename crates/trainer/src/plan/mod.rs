@@ -65,6 +65,16 @@ pub struct DeviceBudget<'a> {
     pub host_bytes: Option<usize>,
 }
 
+impl DeviceBudget<'_> {
+    /// Whether the device computes in main memory, so that the limit bounds the whole program.
+    pub fn shares_memory(&self) -> bool {
+        match self.kind {
+            DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => true,
+            DeviceKind::Cuda { .. } => self.host_bytes.is_none(),
+        }
+    }
+}
+
 /// How a run is done, and its memory and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -244,11 +254,12 @@ impl<'a, T: Task> PlanSearch<'a, T> {
                 host::program_bytes(threads) + task.host_bytes(config, dataset),
                 host::encoding_bytes(threads),
             ),
-            // Memory of its own.
-            DeviceKind::Cuda { .. } => (0, 0),
-            // Mostly memory shared with the CPU. One thread reads batches, and none computes.
-            DeviceKind::Gpu { .. } => {
-                (host::program_bytes(1) + task.host_bytes(config, dataset), host::encoding_bytes(1))
+            DeviceKind::Cuda { .. } if !budget.shares_memory() => (0, 0),
+            // One thread reads batches, and none computes.
+            kind @ (DeviceKind::Cuda { .. } | DeviceKind::Gpu { .. }) => {
+                let driver = host::driver_bytes(kind);
+                let training = host::program_bytes(1) + task.host_bytes(config, dataset);
+                (driver + training, driver + host::encoding_bytes(1))
             }
         };
         Self { job, budget, host_bytes, encoding_bytes, candidates: Vec::new() }
@@ -339,10 +350,7 @@ impl<'a, T: Task> PlanSearch<'a, T> {
 
     /// Bytes outside the arena in the same memory.
     fn beside_arena_bytes(&self, offloaded: usize) -> usize {
-        match self.budget.kind {
-            DeviceKind::Cuda { .. } => self.host_bytes,
-            DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => self.host_bytes + offloaded,
-        }
+        if self.budget.shares_memory() { self.host_bytes + offloaded } else { self.host_bytes }
     }
 
     /// The candidates whose largest step fits; fails if the offloaded blocks do not fit into main memory.
