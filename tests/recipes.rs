@@ -61,7 +61,10 @@ const CPU: DeviceKind = DeviceKind::Cpu { threads: THREADS, has_amx: false };
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
 fn planned(recipe: &Path, limit_bytes: usize, kind: DeviceKind) -> Result<Plan, TrainerError> {
     let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
-    planned_in(recipe, DeviceBudget { kind, limit_bytes, rates: &rates, host_bytes: None })
+    planned_in(
+        recipe,
+        DeviceBudget { kind, limit_bytes, rates: &rates, host_bytes: None, raisable: None },
+    )
 }
 
 /// The same for a GPU with main memory beside its own, from where so many bytes come in a second.
@@ -72,7 +75,13 @@ fn planned_over(recipe: &Path, limit_bytes: usize, link: f64) -> Result<Plan, Tr
     rates.curves.insert(rates::LINK.into(), RateCurve::through(CallSizeUnit::Bytes, points));
     planned_in(
         recipe,
-        DeviceBudget { kind, limit_bytes, rates: &rates, host_bytes: Some(usize::MAX / 4) },
+        DeviceBudget {
+            kind,
+            limit_bytes,
+            rates: &rates,
+            host_bytes: Some(usize::MAX / 4),
+            raisable: None,
+        },
     )
 }
 

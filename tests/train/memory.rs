@@ -77,6 +77,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
         name,
         limit_bytes: LIMIT,
         host_bytes: None,
+        raisable: None,
         rates,
         memory_place: MemoryPlace::Process,
         open,

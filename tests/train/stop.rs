@@ -85,6 +85,7 @@ impl Trial<'_> {
             name: "test".into(),
             limit_bytes: LIMIT,
             host_bytes: None,
+            raisable: None,
             rates: Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind),
             open: Box::new(|bytes| Device::cpu(1, bytes)),
             memory_place: MemoryPlace::Process,

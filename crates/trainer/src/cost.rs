@@ -3,7 +3,7 @@
 use compute::{Device, DeviceKind, WorkStats};
 use weights::WeightsError;
 
-use crate::error::{Remedy, Result, TrainerError};
+use crate::error::{LimitRaise, Remedy, Result, TrainerError};
 
 /// A part of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,18 +70,17 @@ pub(crate) fn check_cancelled(is_wanted: bool) -> Result<()> {
 /// what one takes, exactly if that is within the limit it is given.
 pub(crate) fn nearest_fitting<C>(
     limit: usize,
-    candidates: Vec<(String, C)>,
+    candidates: &[(String, C)],
     need: impl Fn(&C, usize) -> Result<usize>,
 ) -> Result<Option<Remedy>> {
-    let mut last = None;
+    let raise = LimitRaise::Unknown;
     for (change, candidate) in candidates {
-        let needed = need(&candidate, limit)?;
+        let needed = need(candidate, limit)?;
         if needed <= limit {
-            return Ok(Some(Remedy { change, needed, fits: true }));
+            return Ok(Some(Remedy { change: change.clone(), needed, fits: true, raise }));
         }
-        last = Some((change, candidate));
     }
-    let Some((change, candidate)) = last else { return Ok(None) };
-    let needed = need(&candidate, usize::MAX)?;
-    Ok((needed < usize::MAX).then_some(Remedy { change, needed, fits: false }))
+    let Some((change, candidate)) = candidates.last() else { return Ok(None) };
+    let (change, needed) = (change.clone(), need(candidate, usize::MAX)?);
+    Ok((needed < usize::MAX).then_some(Remedy { change, needed, fits: false, raise }))
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuChoice};
 use compute::{Device, DeviceKind, Dtype, Quantisation};
-use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
+use machine::budget::{self, MemoryLimit, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
 use machine::cpu::CpuFeature;
 use machine::held::MemoryPlace;
 use machine::monitor::Monitor;
@@ -15,6 +15,7 @@ use machine::sampler::TelemetrySampler;
 use machine::{Bytes, Machine, ProbeSource};
 use trainer::config::RunConfig;
 use trainer::model::build::Precision;
+use trainer::plan::RaisableLimit;
 use trainer::plan::rates::{self, Rates, RatesKey, StoredRates};
 use trainer::{TrainerError, gpu_self_test, train};
 
@@ -129,6 +130,7 @@ impl DeviceArgs {
             name: self.name(),
             limit_bytes: self.limit_bytes_of(&machine, limit),
             host_bytes: self.host_bytes_of(&machine),
+            raisable: self.raisable_of(&machine),
             rates: self.rates(&machine),
             memory_place: self.memory_place(&machine),
             open: Box::new(|bytes| self.arena(bytes)),
@@ -230,13 +232,26 @@ impl DeviceArgs {
         }
     }
 
-    /// Bytes a run may hold on a machine.
-    pub fn limit_bytes_of(&self, machine: &Machine, limit: Option<MemoryLimitArg>) -> usize {
+    /// The limit on a machine where none is typed; none where the system does not say.
+    pub fn default_limit_of(&self, machine: &Machine) -> Option<MemoryLimit> {
         let found = match self.device() {
             DeviceChoice::Cpu => main_limit(machine),
             DeviceChoice::Cuda(index) => cuda_limit(machine, index),
             DeviceChoice::Gpu(_) => gpu_limit(machine),
         };
+        found.ok()
+    }
+
+    /// What a limit may be raised to on a machine.
+    pub fn raisable_of(&self, machine: &Machine) -> Option<RaisableLimit> {
+        let MemoryLimit { limit, max_limit, .. } = self.default_limit_of(machine)?;
+        let [default_bytes, max_limit_bytes] = [limit, max_limit].map(|bytes| bytes.0 as usize);
+        Some(RaisableLimit { default_bytes, max_limit_bytes })
+    }
+
+    /// Bytes a run may hold on a machine.
+    pub fn limit_bytes_of(&self, machine: &Machine, limit: Option<MemoryLimitArg>) -> usize {
+        let found = self.default_limit_of(machine);
         // Where the system does not say, the arena itself will tell.
         let available = found.map_or(u64::MAX / 4, |limit| limit.limit.0);
         match limit {

@@ -9,7 +9,7 @@ use machine::{Machine, MachineRecording, ProbeSource};
 use serde_json::{Map, Value, json};
 use trainer::config::batch::PlanChoice;
 use trainer::config::training_data::TrainingData;
-use trainer::error::{Remedy, TrainerError};
+use trainer::error::{LimitRaise, Remedy, TrainerError};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::memory_plot::{self, MemoryPlot};
@@ -84,7 +84,9 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     };
     let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
     let host_bytes = engine.host_bytes_of(&machine);
-    let on = PlanTarget { machine, kind, rates, limit_bytes, host_bytes };
+    let default_limit = engine.default_limit_of(&machine).filter(|_| arguments.limit.is_none());
+    let raisable = engine.raisable_of(&machine);
+    let on = PlanTarget { machine, kind, rates, limit_bytes, default_limit, raisable, host_bytes };
     match &config.data {
         TrainingData::Images { .. } => {
             let parts = config.base.parts();
@@ -112,8 +114,16 @@ fn show<L: Task>(
     let room = on.budget();
     let plan = match plan::choose(job, room) {
         Err(TrainerError::TooLarge { phase, needed, limit, remedy }) if arguments.json => {
-            let remedy = remedy.map(|Remedy { change, needed, fits }| {
-                json!({ "change": change, "needed_bytes": needed, "fits": fits })
+            let remedy = remedy.map(|Remedy { change, needed, fits, raise }| {
+                let raised = match raise {
+                    LimitRaise::Enough { needed, change, .. } => {
+                        json!({ "change": change, "needed_bytes": needed })
+                    }
+                    LimitRaise::Unknown | LimitRaise::TooLow { .. } => Value::Null,
+                };
+                json!({
+                    "change": change, "needed_bytes": needed, "fits": fits, "raised_limit": raised,
+                })
             });
             let shortfall = json!({
                 "fits": false, "phase": phase, "needed_bytes": needed, "limit_bytes": limit,

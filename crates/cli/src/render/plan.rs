@@ -2,12 +2,14 @@
 //! memory would buy.
 
 use compute::DeviceKind;
+use machine::budget::{MemoryBound, MemoryLimit};
 use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
 use trainer::event::{RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::EncoderLoading;
-use trainer::plan::{DeviceBudget, Plan, PlanCandidate, Rates};
+use trainer::plan::{DeviceBudget, Plan, PlanCandidate, RaisableLimit, Rates};
 
+use crate::render::doctor::limit_line;
 use crate::render::progress::duration;
 use crate::render::training::speed;
 use crate::text::{BOLD, DIM, GOOD, PLAIN, TextPage, bar, thousands};
@@ -21,6 +23,9 @@ pub struct PlanTarget {
     pub kind: DeviceKind,
     pub rates: Rates,
     pub limit_bytes: usize,
+    /// How the limit came about, if none was typed.
+    pub default_limit: Option<MemoryLimit>,
+    pub raisable: Option<RaisableLimit>,
     /// Main memory for offloaded blocks.
     pub host_bytes: Option<usize>,
 }
@@ -28,8 +33,8 @@ pub struct PlanTarget {
 impl PlanTarget {
     /// For plans.
     pub fn budget(&self) -> DeviceBudget<'_> {
-        let Self { kind, limit_bytes, host_bytes, ref rates, .. } = *self;
-        DeviceBudget { kind, limit_bytes, rates, host_bytes }
+        let Self { kind, limit_bytes, host_bytes, raisable, ref rates, .. } = *self;
+        DeviceBudget { kind, limit_bytes, rates, host_bytes, raisable }
     }
 }
 
@@ -73,6 +78,11 @@ pub fn page(planned: &PlanReport) -> String {
     };
     let fits = format!("fits: {} of {}{counted}", bytes(plan.total_bytes), bytes(*limit_bytes));
     page.item("✓", GOOD, &fits);
+    // More than is free: why that may be counted on has to be said.
+    let is_half = |limit: &&MemoryLimit| limit.bound_by == MemoryBound::HalfWorkingSet;
+    if let Some(limit) = planned.target.default_limit.as_ref().filter(is_half) {
+        page.item("✓", GOOD, &limit_line(limit));
+    }
     if let (DeviceKind::Cuda { .. }, true) = (planned.target.kind, plan.offloaded_bytes > 0) {
         let text = format!(
             "block offloading: {} of main memory hold blocks until the GPU needs them",

@@ -238,7 +238,7 @@ impl<'a> CacheBuilder<'a> {
             .filter(|_| can_quantise)
             .map(|(change, counts)| (format!("{QUANTISED} and {change}"), (quantised, counts)));
         let candidates: Vec<_> = weights.into_iter().chain(images).chain(both).collect();
-        nearest_fitting(limit, candidates, |(precision, counts), _| {
+        nearest_fitting(limit, &candidates, |(precision, counts), _| {
             let plan = self.planned(counts, *precision, kind, 0)?;
             Ok(plan.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0))
         })

@@ -63,6 +63,17 @@ pub struct DeviceBudget<'a> {
     pub rates: &'a Rates,
     /// Main memory for offloaded blocks; none where the device computes in main memory.
     pub host_bytes: Option<usize>,
+    /// What the limit may be raised to, if that is known.
+    pub raisable: Option<RaisableLimit>,
+}
+
+/// What `--limit` may be raised to.
+#[derive(Clone, Copy, Debug)]
+pub struct RaisableLimit {
+    /// The limit where none is typed: more has to be taken from other programs.
+    pub default_bytes: usize,
+    /// The most that the machine can give.
+    pub max_limit_bytes: usize,
 }
 
 impl DeviceBudget<'_> {

@@ -4,13 +4,13 @@
 use compute::{Dtype, Quantisation};
 
 use super::choice::{FORMATS, batch_options, fused_options, offloads};
-use super::{DatasetSummary, DeviceBudget, PlanChoice, PlanRequest, PlanSearch};
+use super::{DatasetSummary, DeviceBudget, PlanChoice, PlanRequest, PlanSearch, RaisableLimit};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::optimizer::OptimizerKind;
 use crate::config::train::WeightDtype;
 use crate::config::{RunConfig, Switch};
 use crate::cost::nearest_fitting;
-use crate::error::{Remedy, Result, TrainerError};
+use crate::error::{LimitRaise, Remedy, Result, TrainerError, typed_limit};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::task::traits::{SmallerTask, Task};
@@ -56,6 +56,7 @@ const NONE: &str = "\"none\"";
 const LOW_RANK: usize = 8;
 
 /// A job to try, with every key that was not set at its smallest.
+#[derive(Clone)]
 struct SmallerCandidate<T: Task> {
     config: RunConfig,
     task: T,
@@ -89,13 +90,44 @@ pub(super) fn remedy<T: Task>(
             candidates.push((format!("{before}{and}{change}"), candidate));
         }
     }
+    let (task, dataset) = (*task, dataset.clone());
+    let unchanged = (String::new(), SmallerCandidate { config: smallest, task, dataset });
     if candidates.is_empty() {
-        let (task, dataset) = (*task, dataset.clone());
-        candidates.push((String::new(), SmallerCandidate { config: smallest, task, dataset }));
+        candidates.push(unchanged.clone());
     }
-    nearest_fitting(budget.limit_bytes, candidates, |candidate, limit| {
-        candidate.needed_bytes(budget, limit)
-    })
+    let need = |candidate: &SmallerCandidate<T>, limit| candidate.needed_bytes(budget, limit);
+    let Some(remedy) = nearest_fitting(budget.limit_bytes, &candidates, need)? else {
+        return Ok(None);
+    };
+    // A change that fits into the limit is nearer than one that needs a higher limit too.
+    let with_change = if remedy.fits { &[][..] } else { &candidates };
+    // Where nothing fits, this is the least: it may be tried first and spare the others.
+    let least = if remedy.fits { 0 } else { remedy.needed };
+    let raise = raise(budget, least, std::iter::once(&unchanged).chain(with_change))?;
+    Ok(Some(Remedy { raise, ..remedy }))
+}
+
+/// The first of the candidates, which take `least` bytes or more, that fits into what the machine can give.
+fn raise<'c, T: Task + 'c>(
+    budget: DeviceBudget<'_>,
+    least: usize,
+    candidates: impl Iterator<Item = &'c (String, SmallerCandidate<T>)>,
+) -> Result<LimitRaise> {
+    let is_higher = |limit: &RaisableLimit| limit.max_limit_bytes > budget.limit_bytes;
+    let Some(raisable) = budget.raisable.filter(is_higher) else { return Ok(LimitRaise::Unknown) };
+    let max_bytes = raisable.max_limit_bytes;
+    if typed_limit(least).0 > max_bytes {
+        return Ok(LimitRaise::TooLow { max_bytes });
+    }
+    for (change, candidate) in candidates {
+        let needed = candidate.needed_bytes(budget, max_bytes)?;
+        let (limit_bytes, _) = typed_limit(needed);
+        if limit_bytes <= max_bytes {
+            let takes_others = limit_bytes > raisable.default_bytes;
+            return Ok(LimitRaise::Enough { needed, change: change.clone(), takes_others });
+        }
+    }
+    Ok(LimitRaise::TooLow { max_bytes })
 }
 
 /// Each alone, each two, then as many as it takes in their order; all of them last.

@@ -9,6 +9,7 @@ use super::rates::{CallSizeUnit, RateCurve};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, SizeCounts};
+use crate::error::{LimitRaise, typed_limit};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
 use crate::model::offload::Offload;
@@ -67,11 +68,15 @@ impl TestJob {
 
     /// With so many bytes for the arena.
     fn plan(&self, arena_bytes: usize) -> Result<Plan> {
+        self.plan_raisable(arena_bytes + self.host_bytes(), None)
+    }
+
+    /// With so many bytes for all, on a machine that could give more.
+    fn plan_raisable(&self, limit_bytes: usize, raisable: Option<RaisableLimit>) -> Result<Plan> {
         let Self { pipeline, config, dataset, rates } = self;
         let task = &DiffusionTask::new(config, pipeline)?;
-        let limit_bytes = arena_bytes + self.host_bytes();
-        let budget =
-            DeviceBudget { kind: DeviceKind::cpu(2), limit_bytes, rates, host_bytes: None };
+        let kind = DeviceKind::cpu(2);
+        let budget = DeviceBudget { kind, limit_bytes, rates, host_bytes: None, raisable };
         choose(PlanRequest { task, config, dataset }, budget)
     }
 
@@ -88,7 +93,7 @@ impl TestJob {
         let kind = DeviceKind::Cuda { is_deterministic: true };
         choose(
             PlanRequest { task, config, dataset },
-            DeviceBudget { kind, limit_bytes, rates, host_bytes },
+            DeviceBudget { kind, limit_bytes, rates, host_bytes, raisable: None },
         )
     }
 
@@ -205,6 +210,36 @@ fn a_hint_is_true_at_any_limit() {
         }
     }
     assert!(n_fit > 2 && n_not > 5, "{n_fit} {n_not}");
+}
+
+/// The limit that a hint names is enough with the change beside it, and no higher than the machine can give.
+#[test]
+fn a_limit_that_a_hint_names_is_true() {
+    let settings = ["train.micro_batch=4", "train.recompute=none", "base.quantise=none"];
+    let job = TestJob::new(&settings);
+    let plenty = job.plenty() + job.host_bytes();
+    let (mut n_enough, mut n_too_low) = (0, 0);
+    for (limit, max) in [(5, 30), (17, 30), (5, 17), (5, 6), (2, 30)] {
+        let [limit, max_limit_bytes] = [limit, max].map(|n| plenty * n / 20);
+        let raisable = Some(RaisableLimit { default_bytes: limit, max_limit_bytes });
+        let error = job.plan_raisable(limit, raisable).unwrap_err();
+        let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
+        match &remedy.raise {
+            LimitRaise::Enough { needed, change, takes_others } => {
+                let (typed, words) = typed_limit(*needed);
+                assert!(typed <= max_limit_bytes && *takes_others, "{remedy}");
+                assert!(error.hint().contains(&format!("--limit {words} with other")), "{remedy}");
+                with(&settings, change).plan_raisable(typed, None).unwrap();
+                n_enough += 1;
+            }
+            LimitRaise::TooLow { max_bytes } => {
+                assert!(!remedy.fits && remedy.needed > *max_bytes, "{remedy}");
+                n_too_low += 1;
+            }
+            LimitRaise::Unknown => panic!("{remedy}"),
+        }
+    }
+    assert!(n_enough > 0 && n_too_low > 0, "{n_enough} {n_too_low}");
 }
 
 #[test]

@@ -187,7 +187,7 @@ impl<'a> SampleJob<'a> {
         let both = sizes().filter(|_| can_quantise);
         let both = both.map(|size| (format!("--quantise nf4 {}", typed(size)), (quantised, size)));
         let candidates: Vec<_> = weights.into_iter().chain(smaller).chain(both).collect();
-        nearest_fitting(limit, candidates, |(precision, size), _| {
+        nearest_fitting(limit, &candidates, |(precision, size), _| {
             let request =
                 ImageRequest { precision: *precision, size: *size, ..self.request.clone() };
             let job = Self { pipeline: self.pipeline, request };

@@ -79,7 +79,7 @@ pub fn plan_generation(
         }
     });
     let candidates: Vec<_> = weights.clone().into_iter().chain(shorter).collect();
-    let remedy = nearest_fitting(limit, candidates, |(precision, tokens), _| {
+    let remedy = nearest_fitting(limit, &candidates, |(precision, tokens), _| {
         let shorter = |request: &GenerationRequest| GenerationRequest {
             max_tokens: request.max_tokens.min(*tokens),
             ..request.clone()

@@ -13,7 +13,7 @@ use super::meter::PhaseMeter;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, GpuLoss};
-use crate::plan::{DeviceBudget, MemoryLevel, Plan, Rates};
+use crate::plan::{DeviceBudget, MemoryLevel, Plan, RaisableLimit, Rates};
 
 /// How often a GPU may be lost without the run making progress. Chosen: a display that wakes up is a passing
 /// cause; a loss at the same step again and again is not.
@@ -29,6 +29,8 @@ pub struct DeviceSetup<'a> {
     pub limit_bytes: usize,
     /// Main memory for offloaded blocks; none where the device computes in main memory.
     pub host_bytes: Option<usize>,
+    /// What the limit may be raised to, if that is known.
+    pub raisable: Option<RaisableLimit>,
     /// How fast it is.
     pub rates: Rates,
     /// Where its memory lies.
@@ -68,8 +70,14 @@ impl PlannedRun {
 impl DeviceSetup<'_> {
     /// For plans.
     pub(super) fn budget(&self) -> DeviceBudget<'_> {
-        let Self { kind, limit_bytes, host_bytes, rates, .. } = self;
-        DeviceBudget { kind: *kind, limit_bytes: *limit_bytes, rates, host_bytes: *host_bytes }
+        let Self { kind, limit_bytes, host_bytes, rates, raisable, .. } = self;
+        DeviceBudget {
+            kind: *kind,
+            limit_bytes: *limit_bytes,
+            rates,
+            host_bytes: *host_bytes,
+            raisable: *raisable,
+        }
     }
 }
 
@@ -189,6 +197,7 @@ save_every = 2
             name: "gpu:software".into(),
             limit_bytes: 1 << 30,
             host_bytes: None,
+            raisable: None,
             rates: Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind),
             open: Box::new(|bytes| {
                 let device = Device::gpu(GpuChoice::Software, bytes)?;

@@ -119,6 +119,7 @@ fn with_job_on(
         name: "test".into(),
         limit_bytes: 1 << 30,
         host_bytes: None,
+        raisable: None,
         rates,
         open: Box::new(open),
         memory_place: MemoryPlace::Process,
