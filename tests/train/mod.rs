@@ -280,13 +280,13 @@ fn images_become_an_adapter() {
     };
     let names: Vec<String> = events.iter().filter(is_fixed).map(name).collect();
     let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory \
-                    image_sample memory step step checkpoint step image_sample step \
+                    image_sample memory step step memory checkpoint step image_sample step \
                     validation checkpoint step step validation image_sample checkpoint \
-                    exported exported exported exported end";
+                    phase exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
-    // All that comes before training can be followed by its progress.
+    // All that comes before and after training can be followed.
     let phases: Vec<String> = events.iter().filter_map(phase).collect();
-    assert_eq!(phases.join(" "), "open checksums images clip-l clip-g t5 load");
+    assert_eq!(phases.join(" "), "open checksums images clip-l clip-g t5 load export");
     for (name, total) in [("images", 5), ("t5", 7)] {
         let is_last = |event: &Event| {
             matches!(event, Event::Progress(PhaseProgress { phase, done, total: of, .. })

@@ -68,7 +68,7 @@ fn every_kernel_compiles() {
 
 /// On any GPU, as if it shared main memory: what is unmapped is mapped again, and computed with.
 #[test]
-fn pieces_above_the_last_tensor_go_back_where_memory_is_shared() {
+fn pieces_above_the_last_tensor_are_unmapped_where_memory_is_shared() {
     const PIECES: u64 = 64 << 20;
     let Some(device) = on_gpu(1 << 30) else { return };
     let DeviceKind::Cuda { .. } = device.kind() else { return };

@@ -239,7 +239,7 @@ impl GpuBackend {
         }
     }
 
-    /// Lays buffers out in another way. There is no live block in any.
+    /// Arranges buffers by another layout. There is no live block in any.
     pub fn set_layout(&self, layout: BufferLayout) {
         self.drop_buffers(|_| true);
         self.memory.set_layout(layout);

@@ -253,7 +253,7 @@ fn resident_set() -> u64 {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn trimmed_memory_is_seen_to_go_back_and_is_taken_again() {
+fn trimmed_memory_leaves_the_process_and_is_taken_again() {
     const MIB: usize = 1 << 20;
     let Some(device) = software(1024 * MIB) else { return };
     device.set_resident(4 * MIB);
