@@ -103,6 +103,9 @@ impl TestJob {
     }
 }
 
+/// A GPU with memory of its own, on a machine without main memory for blocks.
+const NOTHING_BESIDE: Option<usize> = Some(0);
+
 /// From good to bad.
 fn rank(config: &RunConfig, choice: &PlanChoice) -> usize {
     let all = precisions(config);
@@ -292,12 +295,26 @@ fn blocks_are_offloaded_before_precision_is_lost_and_where_that_is_faster() {
     assert!(tight.offloaded_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
     assert_eq!(tight.host_bytes, 0);
     // What does not fit into main memory either loses precision.
-    for host in [None, Some(tight.offloaded_bytes - 1)] {
+    for host in [NOTHING_BESIDE, Some(tight.offloaded_bytes - 1)] {
         let lossy = job.plan_on_gpu(least - 1, host).unwrap();
         assert!(lossy.choice.quantise.is_some(), "{}", lossy.choice);
     }
     let exact = job.plan_on_gpu(least - 1, Some(tight.offloaded_bytes)).unwrap();
     assert_eq!(exact.choice, tight.choice);
+}
+
+/// Where a GPU shares main memory, the program and CUDA itself are within the limit.
+#[test]
+fn a_limit_of_shared_memory_bounds_the_whole_program() {
+    let job = TestJob::new(&[]);
+    let own = job.plan_on_gpu(usize::MAX / 4, NOTHING_BESIDE).unwrap();
+    let shared = job.plan_on_gpu(usize::MAX / 4, None).unwrap();
+    assert_eq!((own.host_bytes, own.total_bytes), (0, own.peak_bytes()));
+    assert!(shared.host_bytes > 1 << 30, "{}", shared.host_bytes);
+    assert!(shared.total_bytes >= shared.training_bytes() + shared.host_bytes);
+    let tight = job.plan_on_gpu(shared.total_bytes, None).unwrap();
+    assert_eq!((tight.choice, tight.total_bytes), (shared.choice, shared.total_bytes));
+    assert!(job.plan_on_gpu(shared.peak_bytes(), None).is_err(), "the arena alone is not enough");
 }
 
 #[test]
@@ -306,13 +323,13 @@ fn a_backward_pass_is_fused_where_nothing_else_fits() {
     let job = |setting: &str| of_blocks(&[&full[..], &[setting]].concat());
     let [fused, whole] = ["true", "false"].map(|is_fused| {
         let job = job(&format!("train.fused_backward_pass={is_fused}"));
-        job.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
+        job.plan_on_gpu(usize::MAX / 4, NOTHING_BESIDE).unwrap().peak_bytes()
     });
     assert!(fused < whole, "{fused} of {whole}");
     let free = of_blocks(&full);
-    assert!(!free.plan_on_gpu(whole, None).unwrap().choice.fused_backward_pass);
+    assert!(!free.plan_on_gpu(whole, NOTHING_BESIDE).unwrap().choice.fused_backward_pass);
     for limit in [whole - 1, fused] {
-        let tight = free.plan_on_gpu(limit, None).unwrap();
+        let tight = free.plan_on_gpu(limit, NOTHING_BESIDE).unwrap();
         assert!(tight.choice.fused_backward_pass, "{}", tight.choice);
         assert_eq!(tight.peak_bytes(), fused);
     }
@@ -321,7 +338,7 @@ fn a_backward_pass_is_fused_where_nothing_else_fits() {
         ("train.gradient_accumulation=4", "train.gradient_accumulation = 1"),
         ("train.fused_backward_pass=false", "train.fused_backward_pass = true"),
     ] {
-        let error = job(setting).plan_on_gpu(fused, None).unwrap_err();
+        let error = job(setting).plan_on_gpu(fused, NOTHING_BESIDE).unwrap_err();
         let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
         assert_eq!((remedy.change.as_str(), remedy.fits), (expected, true));
     }
