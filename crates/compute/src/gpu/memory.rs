@@ -67,7 +67,7 @@ impl GpuBuffers {
         });
     }
 
-    /// Drops all, and lays those that follow out in another way.
+    /// Drops all; those that follow are arranged by another layout.
     pub fn set_layout(&self, layout: BufferLayout) {
         self.change(|made| *made = MadeBuffers { layout, by_start: BTreeMap::new() });
     }
