@@ -141,7 +141,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Mutex;
 
-    use compute::gpu::{GpuAdapterKind, GpuChoice, GpuFault, adapters};
+    use compute::gpu::{GpuChoice, GpuFault};
     use compute::{CancelToken, Device, DeviceKind};
     use machine::held::MemoryPlace;
     use machine::{Machine, ProbeSource};
@@ -151,6 +151,7 @@ mod tests {
     use crate::event::EventRecord;
     use crate::event::{Event, GpuLoss, RunEnd, RunStart};
     use crate::plan::Rates;
+    use crate::train::tests::software_gpu;
     use crate::train::{DeviceSetup, TrainOptions, train};
 
     const JOB: &str = "
@@ -242,13 +243,9 @@ save_every = 2
         }
     }
 
-    /// One test, since all tests of a process share the GPU.
     #[test]
-    #[allow(clippy::print_stderr)] // Says why nothing is tested.
     fn a_run_continues_after_gpu_loss_with_the_same_result() {
-        if !adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
-            return eprintln!("no software driver for Vulkan here");
-        }
+        let Some(_in_use) = software_gpu() else { return };
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path();
         let model = |out: &str| fs::read(place.join(out).join("model/model.safetensors")).unwrap();

@@ -6,9 +6,9 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use compute::gpu::{GpuAdapter, GpuAdapterKind, GpuChoice, adapters};
+use compute::gpu::{GpuAdapterKind, GpuChoice, adapters};
 use compute::{Device, DeviceKind, Tensor};
 use machine::governor::{Cause, Pace, PaceDecision};
 use machine::held::MemoryPlace;
@@ -466,13 +466,21 @@ fn what_a_lower_level_gives_back_is_measured() {
     });
 }
 
-#[test]
+/// The software driver of a GPU, for one test at a time: all tests of a process share it, also when one of
+/// them makes it fail. None where there is no such driver.
 #[allow(clippy::print_stderr)] // Says why nothing is tested.
-fn a_gpu_run_that_gives_memory_back_between_steps_trains_the_same() {
-    let software = |adapter: &GpuAdapter| adapter.kind == GpuAdapterKind::Software;
-    if !adapters().iter().any(software) {
-        return eprintln!("no software driver for Vulkan here");
+pub(super) fn software_gpu() -> Option<MutexGuard<'static, ()>> {
+    static IN_USE: Mutex<()> = Mutex::new(());
+    if !adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
+        eprintln!("no software driver for Vulkan here");
+        return None;
     }
+    Some(IN_USE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[test]
+fn a_gpu_run_that_gives_memory_back_between_steps_trains_the_same() {
+    let Some(_in_use) = software_gpu() else { return };
     let kind = DeviceKind::gpu(GpuChoice::Software);
     let open = |bytes| Device::gpu(GpuChoice::Software, bytes);
     let set = ["train.batch_size=1", "train.gradient_accumulation=2", "train.steps=4"];
