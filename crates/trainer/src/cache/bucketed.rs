@@ -157,7 +157,7 @@ mod tests {
         let buckets = buckets_of(data.resolution, data.bucket_step).unwrap();
         let said = |size: [u32; 2]| {
             let (path, caption) = ("a.png".into(), String::new());
-            let item = ImageItem { path, caption, size, repeats: 1, control: None };
+            let item = ImageItem { path, caption, size, repeats: 1, references: Vec::new() };
             let image = BucketedImage { item, bucket: buckets.choose(size), repeats: 1 };
             scaled_up(&image, data).map(|problem| problem.to_string())
         };

@@ -24,7 +24,7 @@ pub(super) struct MetadataEntry {
     /// The metadata file.
     pub(super) from: PathBuf,
     pub(super) caption: Option<String>,
-    pub(super) control: Option<PathBuf>,
+    pub(super) references: Vec<PathBuf>,
 }
 
 /// Entries by the image's path.
@@ -113,12 +113,13 @@ fn enter(
     let name = line.file_name.or(line.image_path);
     let name = name.ok_or_else(|| malformed("has neither file_name nor image_path".into()))?;
     let image = existing(path, number, &name)?;
-    let control = line.control_path.map(|name| existing(path, number, &name)).transpose()?;
+    let references = line.control_path.iter().map(|name| existing(path, number, name));
+    let references = references.collect::<Result<Vec<_>, _>>()?;
     if entries.contains_key(&image) {
         return Err(malformed(format!("names {} again", name.display())));
     }
     let caption = line.text.or(line.caption).map(|caption| text::tidied(&caption));
-    entries.insert(image, MetadataEntry { from: path.into(), caption, control });
+    entries.insert(image, MetadataEntry { from: path.into(), caption, references });
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};
 pub use resize::{Crop, resize_and_crop, to_chw};
-pub use scan::{FolderScan, ImageItem, scan};
+pub use scan::{FolderScan, ImageItem, ReferenceImage, scan};
 
 /// Sizes of samples that occur, each with how many there are.
 pub type SizeCounts<S> = BTreeMap<S, usize>;

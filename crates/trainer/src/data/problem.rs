@@ -186,27 +186,35 @@ pub enum ProblemKind {
         /// The name as it stands there.
         name: String,
     },
-    /// Two images whose names differ in the ending only, so that caption and control are shared.
-    #[error("shares its name with {}: captions and controls are found by name", other.display())]
+    /// Two images whose names differ in the ending only, so that caption and references are shared.
+    #[error("shares its name with {}: captions and references are found by name", other.display())]
     DuplicateStem {
         /// The other image.
         other: PathBuf,
     },
-    /// An image beside others that have a control.
-    #[error("has no control of the same name in {}", folder.display())]
-    ControlMissing {
+    /// An image beside others that have a reference.
+    #[error("has no reference of the same name in {}", folder.display())]
+    ReferenceMissing {
         /// Where one was looked for.
         folder: PathBuf,
     },
-    /// A control that cannot be used.
-    #[error("has a control that cannot be used: {}", control.display())]
-    ControlUnusable {
-        /// The control; its own problem is listed, too.
-        control: PathBuf,
+    /// A reference that cannot be used.
+    #[error("has a reference that cannot be used: {}", reference.display())]
+    ReferenceUnusable {
+        /// The reference; its own problem is listed, too.
+        reference: PathBuf,
     },
-    /// A control without an image.
-    #[error("is a control without an image of the same name in {}", folder.display())]
-    ControlUnpaired {
+    /// More references than a model takes.
+    #[error("has {n} references, most is {most}")]
+    ReferencesTooMany {
+        /// How many were found.
+        n: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// A reference without an image.
+    #[error("is a reference without an image of the same name in {}", folder.display())]
+    ReferenceUnpaired {
         /// Where one was looked for.
         folder: PathBuf,
     },
@@ -282,7 +290,8 @@ impl ProblemKind {
             Self::Damaged { .. } => "damaged",
             Self::Huge { .. } => "with too many pixels",
             Self::TooLong { .. } => "too long",
-            Self::ControlUnusable { .. } => "with a control that cannot be used",
+            Self::ReferenceUnusable { .. } => "with a reference that cannot be used",
+            Self::ReferencesTooMany { .. } => "with too many references",
             Self::NotImported { .. } => "images not imported, or not all of them",
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
@@ -295,10 +304,10 @@ impl ProblemKind {
             Self::MetadataMalformed { .. } => "malformed lines of metadata",
             Self::MetadataMissingFile { .. } => "lines of metadata that name a missing file",
             Self::DuplicateStem { .. } => {
-                "images that share a name, and with it caption and control"
+                "images that share a name, and with it caption and references"
             }
-            Self::ControlMissing { .. } => "images without a control",
-            Self::ControlUnpaired { .. } => "controls without an image",
+            Self::ReferenceMissing { .. } => "images without a reference",
+            Self::ReferenceUnpaired { .. } => "references without an image",
             Self::NoRepeats => "folders with 0 repeats",
             Self::ShardDamaged { .. } => "damaged files of the cache, encoded again",
             Self::CacheOlder => "caches of an older version, encoded again",
@@ -337,7 +346,8 @@ impl ProblemKind {
                 | Self::TooSmall { .. }
                 | Self::Huge { .. }
                 | Self::TooLong { .. }
-                | Self::ControlUnusable { .. }
+                | Self::ReferenceUnusable { .. }
+                | Self::ReferencesTooMany { .. }
         )
     }
 

@@ -1,4 +1,4 @@
-//! Scans a training folder: images with their captions, sizes, repeats and controls, and all problems,
+//! Scans a training folder: images with their captions, sizes, repeats and references, and all problems,
 //! before any work is done. Reads names and headers of files; only a JPEG or PNG whose end is not where
 //! it should be is read through.
 
@@ -17,6 +17,9 @@ use crate::error::{Result, TrainerError};
 /// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
 
+/// Most references of an image. Taken: what the image-editing models were trained with, and the limit of other trainers.
+pub const MAX_REFERENCES: usize = 3;
+
 /// An image to train with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageItem {
@@ -28,8 +31,18 @@ pub struct ImageItem {
     pub size: [u32; 2],
     /// How often an epoch shows it.
     pub repeats: u32,
-    /// The control image, for models that take one.
-    pub control: Option<PathBuf>,
+    /// What is edited into it, for models that take reference images; reference 1 first, at most
+    /// [`MAX_REFERENCES`].
+    pub references: Vec<ReferenceImage>,
+}
+
+/// An image that an image-editing model is given beside the prompt (other trainers: control image).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReferenceImage {
+    /// The image.
+    pub path: PathBuf,
+    /// Width and height, the right way up.
+    pub size: [u32; 2],
 }
 
 /// A folder as found, both lists sorted by path.
@@ -57,28 +70,29 @@ pub fn scan(folder: &Path, tick: BytesDoneFn<'_>) -> Result<FolderScan> {
         problem.kind != ProblemKind::Ignored || !entries.contains_key(&plain(&problem.path))
     });
     let mut scan = FolderScan { items: Vec::new(), problems };
-    let controls: BTreeSet<PathBuf> =
-        entries.values().filter_map(|entry| entry.control.clone()).collect();
+    let references: BTreeSet<PathBuf> =
+        entries.values().flat_map(|entry| entry.references.clone()).collect();
     for candidate in found.candidates {
         if !tick(0) {
             return Err(WeightsError::Cancelled.into());
         }
         let path = plain(&candidate.path);
         let entry = entries.remove(&path);
-        // A control is no image to train with, unless metadata says so.
-        if entry.is_some() || !controls.contains(&path) {
+        // A reference is no image to train with, unless metadata says so.
+        if entry.is_some() || !references.contains(&path) {
             scan.add(candidate, entry);
         }
     }
     // What metadata names and folders did not show: images elsewhere, or with odd names.
     for (path, entry) in entries {
-        let (captions, control) = (Vec::new(), None);
-        scan.add(ImageCandidate { path, captions, control, repeats: 1, class: None }, Some(entry));
+        let (captions, references) = (Vec::new(), Vec::new());
+        let candidate = ImageCandidate { path, captions, references, repeats: 1, class: None };
+        scan.add(candidate, Some(entry));
     }
     scan.items.sort_by(|a, b| a.path.cmp(&b.path));
     // Problems of one file stay in the order in which they were found.
     scan.problems.sort_by(|a, b| a.path.cmp(&b.path));
-    // One control may belong to several images.
+    // One reference may belong to several images.
     scan.problems.dedup();
     Ok(scan)
 }
@@ -86,17 +100,32 @@ pub fn scan(folder: &Path, tick: BytesDoneFn<'_>) -> Result<FolderScan> {
 impl FolderScan {
     fn add(&mut self, candidate: ImageCandidate, entry: Option<MetadataEntry>) {
         let Some(size) = self.image(&candidate.path) else { return };
-        let named = entry.as_ref().and_then(|entry| entry.control.clone());
-        let control = named.or_else(|| candidate.control.clone());
-        if let Some(control) = &control
-            && self.image(control).is_none()
-        {
-            let kind = ProblemKind::ControlUnusable { control: control.clone() };
-            return self.problems.push(Problem::skipped(candidate.path, kind));
-        }
+        let named = entry.as_ref().map(|entry| entry.references.clone());
+        let named = named.filter(|references| !references.is_empty());
+        let paths = named.unwrap_or_else(|| candidate.references.clone());
+        let references = match self.references(paths) {
+            Ok(references) => references,
+            Err(kind) => return self.problems.push(Problem::skipped(candidate.path, kind)),
+        };
         let caption = self.caption(&candidate, entry);
         let ImageCandidate { path, repeats, .. } = candidate;
-        self.items.push(ImageItem { path, caption, size, repeats, control });
+        self.items.push(ImageItem { path, caption, size, repeats, references });
+    }
+
+    /// All of them with their sizes. An image is not trained with a part of its references: the caption speaks of all.
+    fn references(
+        &mut self,
+        paths: Vec<PathBuf>,
+    ) -> std::result::Result<Vec<ReferenceImage>, ProblemKind> {
+        let n = paths.len();
+        if n > MAX_REFERENCES {
+            return Err(ProblemKind::ReferencesTooMany { n, most: MAX_REFERENCES });
+        }
+        let read = |path: PathBuf| match self.image(&path) {
+            Some(size) => Ok(ReferenceImage { path, size }),
+            None => Err(ProblemKind::ReferenceUnusable { reference: path }),
+        };
+        paths.into_iter().map(read).collect()
     }
 
     /// The size of an image that can be used.

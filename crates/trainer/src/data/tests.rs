@@ -236,7 +236,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// Items as `path: caption`, with repeats and control if there are any, then problems.
+    /// Items as `path: caption`, with repeats and references if there are any, then problems.
     fn check(&self, items: &[&str], problems: &[&str]) -> FolderScan {
         let found = scan(self.0.path(), &|_| true).unwrap();
         let root = format!("{}{}", self.0.path().display(), std::path::MAIN_SEPARATOR);
@@ -247,11 +247,10 @@ impl Folder {
             .map(|item| {
                 let repeats =
                     if item.repeats == 1 { String::new() } else { format!(" x{}", item.repeats) };
-                let control = item
-                    .control
-                    .as_ref()
-                    .map_or(String::new(), |path| format!(" + {}", short(path)));
-                format!("{}: {}{repeats}{control}", short(&item.path), item.caption)
+                let named =
+                    item.references.iter().map(|image| format!(" + {}", short(&image.path)));
+                let references: String = named.collect();
+                format!("{}: {}{repeats}{references}", short(&item.path), item.caption)
             })
             .collect();
         assert_eq!(shown, items);
@@ -331,7 +330,7 @@ fn captions_lie_beside_images() {
             "warning: d.txt is not UTF-8: byte 2 is 0xfc, an empty caption is taken",
             "warning: f.png has two captions that differ: that of f.txt is taken",
             "warning: g.png has an empty caption",
-            "warning: h.png shares its name with h.jpg: captions and controls are found by name",
+            "warning: h.png shares its name with h.jpg: captions and references are found by name",
             "skipped: k.txt is a caption without an image of the same name",
             "skipped: readme.md is ignored: neither an image, nor a caption (.txt, .caption), nor metadata \
              (.jsonl, .csv)",
@@ -395,7 +394,7 @@ fn folders_name_repeats_and_class() {
 }
 
 #[test]
-fn controls_pair_by_name() {
+fn references_pair_by_name() {
     let folder = Folder::new(&[
         ("images/a.png", IMAGE),
         ("images/a.txt", b"a"),
@@ -418,9 +417,9 @@ fn controls_pair_by_name() {
         ],
         &[
             "skipped: control/b.png has zero bytes",
-            "skipped: control/z.png is a control without an image of the same name in images",
-            "skipped: images/b.png has a control that cannot be used: control/b.png",
-            "warning: images/c.png has no control of the same name in control",
+            "skipped: control/z.png is a reference without an image of the same name in images",
+            "skipped: images/b.png has a reference that cannot be used: control/b.png",
+            "warning: images/c.png has no reference of the same name in control",
         ],
     );
 }

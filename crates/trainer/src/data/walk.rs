@@ -1,4 +1,4 @@
-//! Folders, and which files in them belong together: images, captions beside them, controls of
+//! Folders, and which files in them belong together: images, captions beside them, references of
 //! the same name, metadata. Looks at names only; what is in the files is `scan`'s.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(super) struct ImageCandidate {
     pub(super) path: PathBuf,
     /// In the order in which they count.
     pub(super) captions: Vec<PathBuf>,
-    pub(super) control: Option<PathBuf>,
+    pub(super) references: Vec<PathBuf>,
     pub(super) repeats: u32,
     /// From the folder's name.
     pub(super) class: Option<String>,
@@ -49,14 +49,14 @@ pub(super) struct FolderWalk {
 struct FolderContext {
     repeats: u32,
     class: Option<String>,
-    /// Where controls for its images are.
-    controls: Option<PathBuf>,
+    /// Where references for its images are.
+    references: Option<PathBuf>,
 }
 
 /// Walks through a folder and all below.
 pub(super) fn walk(folder: &Path) -> FolderWalk {
     let mut walk = FolderWalk::default();
-    walk.folder(folder, &FolderContext { repeats: 1, class: None, controls: None });
+    walk.folder(folder, &FolderContext { repeats: 1, class: None, references: None });
     walk
 }
 
@@ -110,8 +110,8 @@ impl FolderWalk {
     }
 
     fn images(&mut self, folder: &Path, listing: &FolderListing, place: &FolderContext) {
-        let controls = place.controls.as_deref().map(controls_by_stem).unwrap_or_default();
-        let mut unpaired = controls.clone();
+        let references = place.references.as_deref().map(references_by_stem).unwrap_or_default();
+        let mut unpaired = references.clone();
         let mut first: BTreeMap<&OsStr, &Path> = BTreeMap::new();
         for path in &listing.images {
             let stem = path.file_stem().unwrap_or_default();
@@ -119,20 +119,22 @@ impl FolderWalk {
                 self.warn(path, ProblemKind::DuplicateStem { other: other.to_path_buf() });
             }
             first.entry(stem).or_insert(path);
-            if let Some(folder) = place.controls.as_ref().filter(|_| !controls.contains_key(stem)) {
-                self.warn(path, ProblemKind::ControlMissing { folder: folder.clone() });
+            if let Some(folder) =
+                place.references.as_ref().filter(|_| !references.contains_key(stem))
+            {
+                self.warn(path, ProblemKind::ReferenceMissing { folder: folder.clone() });
             }
             unpaired.remove(stem);
             self.candidates.push(ImageCandidate {
                 path: path.clone(),
                 captions: listing.captions.get(stem).cloned().unwrap_or_default(),
-                control: controls.get(stem).cloned(),
+                references: references.get(stem).cloned().into_iter().collect(),
                 repeats: place.repeats,
                 class: place.class.clone(),
             });
         }
-        for control in unpaired.values() {
-            self.skip(control, ProblemKind::ControlUnpaired { folder: folder.into() });
+        for reference in unpaired.values() {
+            self.skip(reference, ProblemKind::ReferenceUnpaired { folder: folder.into() });
         }
     }
 
@@ -158,20 +160,20 @@ impl FolderWalk {
         };
         let pair = named("images").zip(named("control"));
         for path in &listing.folders {
-            let controls = match (pair, &place.controls) {
+            let references = match (pair, &place.references) {
                 (Some((_, control)), _) if control == path => continue,
                 (Some((images, control)), _) if images == path => Some(control.clone()),
                 // Folders below pair with those of the same name.
-                (_, Some(controls)) => path.file_name().map(|name| controls.join(name)),
+                (_, Some(references)) => path.file_name().map(|name| references.join(name)),
                 _ => None,
             };
-            self.folder(path, &FolderContext { controls, ..place.clone() });
+            self.folder(path, &FolderContext { references, ..place.clone() });
         }
     }
 }
 
 /// A folder that is not there has none; its images are then reported to lack theirs.
-fn controls_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
+fn references_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
     let images = FolderListing::read(folder).unwrap_or_default().images;
     // In reverse, so that the first of two with one name stays.
     let named = |path: PathBuf| (path.file_stem().unwrap_or_default().to_owned(), path);
