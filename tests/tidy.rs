@@ -71,6 +71,7 @@ const ROOMS: &[&str] = &[
     "kernel_cache",
     "suggest",
     "hashes",
+    "pixels",
     "objective",
     "model",
     "data",

@@ -2,12 +2,12 @@
 //! below; `tests/tidy.rs` checks the order:
 //!
 //! ```text
-//! error fingerprint kernel_cache suggest hashes objective   small tools, the loss
-//! model data progress text config                           models, datasets, the job's configuration
-//! event report                                              events of a run, and its HTML report
-//! cost optim sample demo cache export                       optimizers, sampling, the latent cache, file formats
-//! task plan train                                           the training task, its plan, the training loop
-//! gpu_self_test verify bench                                self-test results, checks against references, benchmarks
+//! error fingerprint kernel_cache suggest hashes pixels objective small tools, the loss
+//! model data progress text config                                models, datasets, the job's configuration
+//! event report                                                   events of a run, and its HTML report
+//! cost optim sample demo cache export                            optimizers, sampling, the latent cache, file formats
+//! task plan train                                                the training task, its plan, the training loop
+//! gpu_self_test verify bench                                     self-test results, checks against references, benchmarks
 //! ```
 
 // Small tools that every module may use.
@@ -16,6 +16,7 @@ pub mod fingerprint;
 pub(crate) mod hashes;
 pub mod kernel_cache;
 pub mod objective;
+pub mod pixels;
 pub(crate) mod suggest;
 // Models, datasets, and the job's configuration.
 pub mod config;

@@ -13,17 +13,7 @@ use image::{DynamicImage, ImageReader};
 
 use super::header;
 use super::problem::ProblemKind;
-
-/// An image in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pixels {
-    /// Pixels in a row.
-    pub width: u32,
-    /// Rows.
-    pub height: u32,
-    /// Red, green and blue of each pixel, row by row.
-    pub rgb: Vec<u8>,
-}
+use crate::pixels::Pixels;
 
 /// Decodes it; of an animation the first frame.
 pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {

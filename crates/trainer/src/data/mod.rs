@@ -27,9 +27,10 @@ mod walk;
 
 use std::collections::BTreeMap;
 
+pub use crate::pixels::Pixels;
 pub use batch_sampler::BatchSampler;
 pub use bucket::{Bucket, Buckets};
-pub use decode::{Pixels, decode};
+pub use decode::decode;
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};

@@ -1,10 +1,7 @@
 //! Resizes an image to its bucket: scaled until it covers the bucket, cropped, then converted to floats.
 
-use image::imageops::FilterType;
-use image::{DynamicImage, RgbImage};
-
 use super::bucket::Bucket;
-use super::decode::Pixels;
+use crate::pixels::{Filter, Pixels, scale};
 
 /// Which part of an image is kept by a crop.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,8 +26,8 @@ pub fn resize_and_crop(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
         Crop::At { x, y } => [x, y],
     };
     let scaled = match shortened(pixels, size, at) {
-        Some(shorter) => scale(&shorter, covering(&shorter, size)),
-        None => scale(pixels, covering(pixels, size)),
+        Some(shorter) => scale(&shorter, covering(&shorter, size), Filter::Lanczos),
+        None => scale(pixels, covering(pixels, size), Filter::Lanczos),
     };
     cut(&scaled, at, size)
 }
@@ -63,21 +60,6 @@ fn covering(pixels: &Pixels, [width, height]: [u32; 2]) -> [u32; 2] {
         [width, divided(from_height * to_width, from_width).max(height)]
     } else {
         [divided(from_width * to_height, from_height).max(width), height]
-    }
-}
-
-/// Lanczos with antialiasing. On gamma-encoded bytes and not in linear light, as in the programs that
-/// models were pretrained with.
-pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
-    let same = [pixels.width, pixels.height] == [width, height];
-    match RgbImage::from_raw(pixels.width, pixels.height, pixels.rgb.clone()) {
-        // Not the generic function, which would be compiled here, for size, and not in its crate, for speed.
-        Some(image) if !same => {
-            let scaled =
-                DynamicImage::from(image).resize_exact(width, height, FilterType::Lanczos3);
-            Pixels { width, height, rgb: scaled.into_bytes() }
-        }
-        _ => pixels.clone(),
     }
 }
 

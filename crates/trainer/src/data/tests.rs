@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::problem::ProblemKind;
 use super::{Bucket, Crop, FolderScan, Pixels, decode, resize_and_crop, scan, to_chw};
+use crate::pixels::{Filter, scale};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -65,7 +66,7 @@ fn images_are_seen_as_pillow_sees_them() {
 fn images_are_scaled_as_pillow_scales_them() {
     for (name, Resized { size: [width, height], rgb, to, expected }) in golden().resized {
         let pixels = Pixels { width, height, rgb: base64::decode(&rgb).unwrap() };
-        let made = super::resize::scale(&pixels, to.map(|side| side as u32));
+        let made = scale(&pixels, to.map(|side| side as u32), Filter::Lanczos);
         let (most, at) = difference(&made.rgb, &base64::decode(&expected).unwrap());
         assert!(most <= 2, "{name}: {most} at {at}");
     }
