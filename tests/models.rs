@@ -22,7 +22,7 @@ use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
 use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::sd3;
-use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
+use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
 use trainer::model::encoder::clip::{self, ClipTextModel};
 use trainer::model::encoder::t5::{self, T5Encoder};
 use trainer::model::encoder::tokenizer::PromptTokenizer;
@@ -317,6 +317,7 @@ fn prompts_and_images_are_those_of_the_reference() {
     let (mut pipeline, recorded) = (pipeline(), recorded());
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
+    let texts: Vec<Prompt> = texts.into_iter().map(Prompt::from).collect();
     let plain = Precision::plain(Dtype::F32);
     let encoding = EncodingOptions { precision: plain, loading: EncoderLoading::Whole };
     let watch = EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };

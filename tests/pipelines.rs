@@ -16,7 +16,7 @@ use trainer::model::diffusion::denoiser::DenoiserInput;
 use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::scheduler::euler_step;
-use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
+use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
 use trainer::model::recompute::Recompute;
 use trainer::sample::{ImageRequest, SampleJob};
 
@@ -72,7 +72,8 @@ impl Reference {
         let callbacks =
             EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         let encoders = &self.pipeline.encoders;
-        encoders.encode(&self.device, encoding, &self.prompts(), callbacks).unwrap()
+        let prompts: Vec<Prompt> = self.prompts().into_iter().map(Prompt::from).collect();
+        encoders.encode(&self.device, encoding, &prompts, callbacks).unwrap()
     }
 
     pub fn images(&self, true_cfg: f64) -> Vec<f32> {

@@ -22,7 +22,7 @@ use crate::data::{
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions};
+use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, Prompt};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::to_vec;
 use crate::model::vae::VaeEncoder;
@@ -282,7 +282,8 @@ pub(super) fn encode_texts(
             on_encoded: &|| on_progress(ProgressEvent::Done),
         };
         let mut left = texts.iter();
-        pipeline.encoders.encode_each(device, encoding, texts, watch, &mut |condition| {
+        let prompts: Vec<Prompt> = texts.iter().cloned().map(Prompt::from).collect();
+        pipeline.encoders.encode_each(device, encoding, &prompts, watch, &mut |condition| {
             let text = left.next().expect("there is a condition for each text");
             let entry = condition_entry(&condition, encoding.precision.dtype);
             index.store.put(index.cache_key(text), entry)

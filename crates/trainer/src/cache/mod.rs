@@ -212,7 +212,7 @@ impl<'a> CacheBuilder<'a> {
         let mut loading = EncoderLoading::Whole;
         if !self.texts.is_empty() {
             let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
-            let (texts, planned) = plan_encoding(encoders, precision, n, kind, limit)?;
+            let (texts, planned) = plan_encoding(encoders, precision, n, &[], kind, limit)?;
             stages.extend(texts);
             loading = planned;
         }

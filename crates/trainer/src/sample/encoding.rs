@@ -13,12 +13,13 @@ use crate::model::diffusion::text::{
 };
 use crate::model::encoder::stack::TEXT_BATCH;
 
-/// The stages of encoding so many texts, with large encoders block by block if one takes more than `limit` bytes as a
-/// whole.
+/// The stages of encoding so many texts, each with images of these sizes, with large encoders block by block if one takes
+/// more than `limit` bytes as a whole.
 pub(crate) fn plan_encoding(
     encoders: &TextEncoders,
     precision: Precision,
     n_texts: usize,
+    images: &[[u32; 2]],
     kind: DeviceKind,
     limit: usize,
 ) -> Result<(Vec<Stage>, EncoderLoading)> {
@@ -27,7 +28,8 @@ pub(crate) fn plan_encoding(
         let large = stages.filter(|(_, (spec, _))| spec.kind.has_blocks());
         large.map(|(stage, _)| stage.memory.peak_bytes).max().unwrap_or(0)
     };
-    let run = |loading| dry_run(encoders, EncodingOptions { precision, loading }, n_texts, kind);
+    let run =
+        |loading| dry_run(encoders, EncodingOptions { precision, loading }, n_texts, images, kind);
     let whole = run(EncoderLoading::Whole)?;
     if of_large(&whole) <= limit {
         return Ok((whole, EncoderLoading::Whole));
@@ -49,6 +51,7 @@ pub(crate) fn dry_run(
     encoders: &TextEncoders,
     encoding: EncodingOptions,
     n_texts: usize,
+    images: &[[u32; 2]],
     kind: DeviceKind,
 ) -> Result<Vec<Stage>> {
     let device = Device::meta(kind, UNLIMITED);
@@ -70,7 +73,8 @@ pub(crate) fn dry_run(
         true
     };
     let watch = EncodeCallbacks { on_begin: &begin, tick: &|_| true, on_encoded: &encoded };
-    encoders.encode_longest(&device, encoding, n_dry_run(encoding.loading, n_texts), watch)?;
+    let n = n_dry_run(encoding.loading, n_texts);
+    encoders.encode_longest(&device, encoding, n, images, watch)?;
     end(&device);
     let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
     let stage = |(seen, (spec, file_bytes)): (EncoderRun, (TextEncoderSpec, _))| {

@@ -22,7 +22,7 @@ use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
 use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::scheduler;
-use crate::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions};
+use crate::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
@@ -151,7 +151,7 @@ impl<'a> SampleJob<'a> {
         let Self { pipeline, request } = self;
         let n_texts = request.prompts.len() + 1;
         let (stages, encoder_loading) =
-            plan_encoding(&pipeline.encoders, request.precision, n_texts, kind, limit)?;
+            plan_encoding(&pipeline.encoders, request.precision, n_texts, &[], kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
         let pairings = match pipeline.family().guidance.cfg_scale(request.guidance) {
@@ -226,13 +226,13 @@ impl<'a> SampleJob<'a> {
         loading: EncoderLoading,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Condition>> {
-        let texts: Vec<String> =
-            std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
+        let texts = std::iter::once(&self.request.negative).chain(&self.request.prompts);
+        let prompts: Vec<Prompt> = texts.cloned().map(Prompt::from).collect();
         let begin = |name, _: &Device| _ = on_event(SampleEvent::Phase(name));
         let tick = |bytes| on_event(SampleEvent::Loaded(bytes));
         let watch = EncodeCallbacks { on_begin: &begin, tick: &tick, on_encoded: &|| true };
         let encoding = EncodingOptions { precision: self.request.precision, loading };
-        self.pipeline.encoders.encode(device, encoding, &texts, watch)
+        self.pipeline.encoders.encode(device, encoding, &prompts, watch)
     }
 
     /// Prompts for a dry run, the negative one first.

@@ -168,7 +168,8 @@ impl Task for DiffusionTask<'_> {
         let precision = Precision { base, ..Precision::plain(config.base.dtype) };
         let encoders = &self.pipeline.encoders;
         let n_texts = dataset.n_texts;
-        let (texts, encoder_loading) = plan_encoding(encoders, precision, n_texts, kind, limit)?;
+        let (texts, encoder_loading) =
+            plan_encoding(encoders, precision, n_texts, &[], kind, limit)?;
         stages.extend(texts);
         Ok(Preparation { stages, encoder_loading })
     }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use compute::{Device, Tape};
 use weights::Catalog;
 
+use super::prompt::PromptTexts;
 use super::token_source::TokenSource;
-use super::{EncodeCallbacks, EncoderLoading, EncodingOptions, PromptTexts};
+use super::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
@@ -339,9 +340,9 @@ impl TextEncoder {
     fn tokens(&self, texts: PromptTexts<'_>) -> Vec<Vec<u32>> {
         match texts {
             PromptTexts::Given(texts) => {
-                texts.iter().map(|text| self.tokenizer.encode(text)).collect()
+                texts.iter().map(|prompt| self.tokenizer.encode(&prompt.text)).collect()
             }
-            PromptTexts::Longest(n) => vec![vec![0; self.tokenizer.max_tokens()]; n],
+            PromptTexts::Longest { n, .. } => vec![vec![0; self.tokenizer.max_tokens()]; n],
         }
     }
 
@@ -416,6 +417,7 @@ mod tests {
     use weights::FileDtype;
     use weights::load::{LoadOptions, LoadRequest, load, load_f32};
 
+    use super::super::prompt::Prompt;
     use super::super::templates::QWEN_IMAGE_TEMPLATE;
     use super::*;
     use crate::model::encoder::stack::TEXT_BATCH;
@@ -466,13 +468,14 @@ mod tests {
         loading: EncoderLoading,
         texts: &[String],
     ) -> Vec<TextEmbedding> {
+        let texts: Vec<Prompt> = texts.iter().cloned().map(Prompt::from).collect();
         let callbacks =
             EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         let device = Device::cpu(2, 1 << 28).unwrap();
         let options = EncodingOptions { precision, loading };
         let mut found = Vec::new();
         encoder
-            .encode(&device, options, PromptTexts::Given(texts), callbacks, &mut |encoded| {
+            .encode(&device, options, PromptTexts::Given(&texts), callbacks, &mut |encoded| {
                 found.push(encoded);
                 Ok(())
             })

@@ -2,6 +2,7 @@
 //! whole or block by block.
 
 mod encoder;
+mod prompt;
 pub mod templates;
 mod token_source;
 
@@ -17,7 +18,9 @@ pub use encoder::{
     CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN25VL_FILES,
     T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
+pub use prompt::{Prompt, PromptImage};
 
+use self::prompt::PromptTexts;
 use self::token_source::TokenSource;
 use super::condition::Condition;
 use super::denoiser::DenoiserConfig;
@@ -67,24 +70,6 @@ pub enum EncoderLoading {
 
 /// T5's name in plans and progress.
 pub const T5_NAME: &str = "t5";
-
-/// What is encoded.
-#[derive(Clone, Copy)]
-enum PromptTexts<'a> {
-    /// These.
-    Given(&'a [String]),
-    /// In a dry run: so many, as long as an encoder can see.
-    Longest(usize),
-}
-
-impl PromptTexts<'_> {
-    fn len(self) -> usize {
-        match self {
-            Self::Given(texts) => texts.len(),
-            Self::Longest(n) => n,
-        }
-    }
-}
 
 /// What `model_index.json` may say of prompts.
 #[derive(Default, Deserialize)]
@@ -266,11 +251,11 @@ impl TextEncoders {
         &self,
         device: &Device,
         encoding: EncodingOptions,
-        texts: &[String],
+        prompts: &[Prompt],
         callbacks: EncodeCallbacks<'_>,
     ) -> Result<Vec<Condition>> {
-        let mut conditions = Vec::with_capacity(texts.len());
-        self.encode_each(device, encoding, texts, callbacks, &mut |condition| {
+        let mut conditions = Vec::with_capacity(prompts.len());
+        self.encode_each(device, encoding, prompts, callbacks, &mut |condition| {
             conditions.push(condition);
             Ok(())
         })?;
@@ -283,25 +268,37 @@ impl TextEncoders {
         &self,
         device: &Device,
         encoding: EncodingOptions,
-        texts: &[String],
+        prompts: &[Prompt],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
         let empty = self.config.family().empty_prompt;
-        let prompt = |text: &String| if text.is_empty() { empty.into() } else { text.clone() };
-        let texts: Vec<String> = texts.iter().map(prompt).collect();
-        self.encode_texts(device, encoding, PromptTexts::Given(&texts), callbacks, take)
+        let prompts: Vec<Prompt> = prompts.iter().map(|prompt| prompt.or_empty(empty)).collect();
+        self.encode_texts(device, encoding, PromptTexts::Given(&prompts), callbacks, take)
     }
 
-    /// Encodes so many texts as long as each encoder can see, for a dry run.
+    /// Encodes so many prompts for a dry run: texts as long as each encoder can see, with images of these widths and
+    /// heights.
     pub fn encode_longest(
         &self,
         device: &Device,
         encoding: EncodingOptions,
         n: usize,
+        images: &[[u32; 2]],
         callbacks: EncodeCallbacks<'_>,
     ) -> Result<()> {
-        self.encode_texts(device, encoding, PromptTexts::Longest(n), callbacks, &mut |_| Ok(()))
+        let prompts = PromptTexts::Longest { n, images };
+        self.encode_texts(device, encoding, prompts, callbacks, &mut |_| Ok(()))
+    }
+
+    /// Tokens of the context that images of these widths and heights take, beside those of the text.
+    pub fn image_tokens(&self, images: &[[u32; 2]]) -> Result<usize> {
+        if images.is_empty() {
+            return Ok(0);
+        }
+        let (name, n) = (self.config.family().name, images.len());
+        let problem = format!("a prompt with {n} images, the text encoders of {name} see none");
+        Err(TrainerError::Request { problem, hint: "use an editing model, or prompts of text" })
     }
 
     fn encode_texts(
@@ -312,6 +309,9 @@ impl TextEncoders {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
+        for images in texts.image_sizes() {
+            self.image_tokens(&images)?;
+        }
         let last = self.slots.iter().rposition(|slot| slot.encoder.is_some());
         let mut before = Vec::new();
         for slot in &self.slots[..last.unwrap_or(0)] {
@@ -453,7 +453,8 @@ mod tests {
     fn t5_block_by_block_gives_the_same_bits() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
         let encoders = Pipeline::open(&golden, &PartPaths::default()).unwrap().encoders;
-        let all: Vec<String> = (0..TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
+        let fox = |n| Prompt::from(format!("a fox, number {n}"));
+        let all: Vec<Prompt> = (0..TEXT_BATCH + 3).map(fox).collect();
         let callbacks =
             EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         for (dtype, base) in [
@@ -477,6 +478,7 @@ mod tests {
                             &encoders,
                             EncodingOptions { precision, loading },
                             n,
+                            &[],
                             DeviceKind::cpu(2),
                         );
                         stages.unwrap().iter().map(|stage| stage.memory.peak_bytes).max().unwrap()
@@ -498,7 +500,7 @@ mod tests {
         let precision = Precision::plain(Dtype::Bf16);
         let peak = |limit| {
             let planned =
-                plan_encoding(&encoders, precision, 3, DeviceKind::cpu(2), limit).unwrap();
+                plan_encoding(&encoders, precision, 3, &[], DeviceKind::cpu(2), limit).unwrap();
             (planned.0.last().unwrap().memory.peak_bytes, planned.1)
         };
         let (whole, loading) = peak(usize::MAX);
