@@ -81,6 +81,23 @@ fn flux_is_that_of_the_reference_in_both_layouts() {
 }
 
 /// In the settings and names of older and newer versions of transformers.
+/// Kontext with one reference image, Qwen-Image-Edit with two, also modulated as if without noise.
+#[test]
+fn editing_models_are_those_of_the_reference() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    for (model, weights) in
+        [("kontext", "flux/dev"), ("edit", "qwen_image/mask"), ("edit_2511", "qwen_image/mask")]
+    {
+        let folder = golden.join("editing").join(model);
+        let weights = golden.join(weights).join("diffusion_pytorch_model.safetensors");
+        for dtype in ["f32", "bf16", "f16"] {
+            let words = ["verify", text(&folder), "--weights", text(&weights), "--dtype", dtype];
+            let page = printed(&words);
+            assert!(page.contains("all 13 tensors are within tolerance"), "{page}");
+        }
+    }
+}
+
 #[test]
 fn qwen25vl_is_that_of_the_reference() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen25vl");
@@ -256,6 +273,7 @@ fn check_dry_run(name: &str, config: &DenoiserConfig, n_weights: usize) {
     let before = device.work().flops;
     let input = DenoiserInput {
         latents,
+        references: &[],
         timesteps: levels,
         condition,
         guidance: None,

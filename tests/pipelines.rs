@@ -154,6 +154,7 @@ fn every_step_of_the_sampler_is_that_of_the_reference() {
             let tape = Tape::inference(device, &adapters.params, 0);
             let input = DenoiserInput {
                 latents: &device.upload(shape, &latents).unwrap(),
+                references: &[],
                 timesteps: &vec![pipeline.schedule.timestep(pair[0]); prompts.len()],
                 condition: &Conditions::upload(
                     device,

@@ -145,6 +145,7 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let latents = &tensor("in.hidden_states");
     let input = DenoiserInput {
         latents,
+        references: &[],
         timesteps: &timesteps,
         condition,
         guidance: None,

@@ -378,6 +378,7 @@ impl PreparedBench {
                     let scales = guidance.embedded(GUIDANCE, micro_batch.len());
                     let input = DenoiserInput {
                         latents: &latents,
+                        references: &[],
                         timesteps: &timesteps,
                         condition: &condition,
                         guidance: scales.as_deref(),

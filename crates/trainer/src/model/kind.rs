@@ -80,16 +80,18 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
 /// after; `None` where that cannot be detected. Reads only headers.
 pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
     if path.is_dir() {
-        let family = DiffusionFamily::of_pipeline(&pipeline_class(path).ok()?)?;
+        let class = pipeline_class(path).ok()?;
+        let family = DiffusionFamily::of_pipeline(&class)?;
         let config = DenoiserConfig::read(family, &path.join("transformer/config.json"));
-        return Some(config.map_or(family, |config| config.family()));
+        return Some(config.map_or(family, |config| config.with_pipeline(&class).family()));
     }
     let Ok(catalog) = Catalog::open(path) else {
         return PublishedPipeline::by_path(path).map(|(_, model)| (model.config)().family());
     };
     let family = family_of_checkpoint(&catalog)?;
     let config = DenoiserConfig::of_checkpoint(family, &catalog, Path::new("")).ok().flatten();
-    Some(config.map_or(family, |(config, _)| config.family()))
+    let class = DenoiserConfig::pipeline_of_file(family, path).unwrap_or_default();
+    Some(config.map_or(family, |(config, _)| config.with_pipeline(class).family()))
 }
 
 /// The family whose original layout a checkpoint has.
@@ -151,10 +153,9 @@ fn settings(folder: &Path) -> Option<Value> {
 }
 
 /// Pipelines of diffusers by the prefix of their class, longer names first.
-const PIPELINES: [(&str, &str); 12] = [
+const PIPELINES: [(&str, &str); 11] = [
     ("StableDiffusionXL", "an SDXL pipeline"),
     ("StableDiffusion", "a Stable Diffusion 1 or 2 pipeline"),
-    ("FluxKontext", "a FLUX.1 Kontext pipeline"),
     ("Flux2", "a FLUX.2 pipeline"),
     ("Flux", "a FLUX.1 pipeline"),
     ("QwenImage", "a Qwen-Image pipeline"),

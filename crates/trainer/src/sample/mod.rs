@@ -382,6 +382,7 @@ impl GuidedDenoiser<'_> {
         let embedded = pipeline.family().guidance.embedded(request.guidance.guidance, samples);
         let input = DenoiserInput {
             latents: &latents,
+            references: &[],
             timesteps: &vec![pipeline.schedule.timestep(sigma); samples],
             condition: &Conditions::upload(self.device, prompts, dtype)?,
             guidance: embedded.as_deref(),

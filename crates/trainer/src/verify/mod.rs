@@ -124,7 +124,7 @@ pub fn verify(
         None => component::weights(folder)?,
     };
     let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
-    let golden = ReferenceData { catalog: Catalog::open(&golden)?, size: None };
+    let golden = ReferenceData { catalog: Catalog::open(&golden)?, sizes: Vec::new() };
     let layouts = &|_: &str| Vec::new();
     let (reference, weights) = (&golden, &catalog);
     let verifier =
@@ -137,8 +137,8 @@ pub fn verify(
         let layouts = &|module: &str| config.adapter_layouts(module);
         let layout = layout.unwrap_or_else(CheckpointLayout::identity);
         let mut nearest: Option<VerifyReport> = None;
-        for size in golden.sizes()? {
-            let golden = &ReferenceData { catalog: golden.catalog.clone(), size };
+        for sizes in golden.possible_sizes()? {
+            let golden = &ReferenceData { catalog: golden.catalog.clone(), sizes };
             let verifier = Verifier { golden, layouts, ..verifier };
             let (n_weights, comparisons) =
                 verifier.compare(&layout, |build| config.build(build))?;

@@ -65,10 +65,8 @@ impl VerifiableModel for Denoiser {
         dtype: Dtype,
     ) -> Result<NamedOutputs> {
         let predicted = predict(self, tape, golden, dtype, Recompute::None)?;
-        let found = match golden.size {
-            Some(_) => predicted.tokens,
-            None => predicted.latents(tape)?,
-        };
+        let is_packed = !golden.sizes.is_empty();
+        let found = if is_packed { predicted.tokens } else { predicted.latents(tape)? };
         Ok(vec![("sample", to_vec(found.tensor())?)])
     }
 
@@ -106,7 +104,8 @@ fn predict<'m>(
     recompute: Recompute,
 ) -> Result<DenoiserOutput> {
     let device = tape.device();
-    let latents = golden.latents(model, tape, dtype)?;
+    let images = golden.latents(model, tape, dtype)?;
+    let (latents, references) = images.split_first().expect("there is the one that is denoised");
     let given = GIVEN.into_iter().filter(|(_, theirs)| golden.catalog.find(theirs).is_ok());
     let tensor = |(ours, theirs)| Ok((ours, golden.tensor(device, theirs, dtype)?));
     let mut condition = Conditions::from_tensors(given.map(tensor).collect::<Result<Vec<_>>>()?);
@@ -115,7 +114,7 @@ fn predict<'m>(
     }
     let (_, timesteps) = golden.floats("in.timestep")?;
     // Transformers with packed latents take sigma as the timestep, others 1000 times sigma.
-    let is_sigma = golden.size.is_some();
+    let is_sigma = !golden.sizes.is_empty();
     let timestep = |time: &f32| match *time {
         time if is_sigma => Timestep { sigma: time, t: 1000.0 * time },
         time => Timestep { sigma: time / 1000.0, t: time },
@@ -124,7 +123,8 @@ fn predict<'m>(
     let scales = golden.floats("in.guidance").ok();
     let guidance = scales.as_ref().map(|(_, scales)| &scales[..]);
     let input = DenoiserInput {
-        latents: &latents,
+        latents,
+        references,
         timesteps: &timesteps,
         condition: &condition,
         guidance,

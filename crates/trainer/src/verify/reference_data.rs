@@ -14,8 +14,9 @@ use crate::model::diffusion::denoiser::Denoiser;
 pub struct ReferenceData {
     /// Its file.
     pub catalog: Catalog,
-    /// Rows and columns of tokens, where a denoiser is given latents as tokens.
-    pub size: Option<[usize; 2]>,
+    /// Rows and columns of tokens of each image, where a denoiser is given latents as tokens: the image that is denoised,
+    /// then reference images. Empty where it is given latents.
+    pub sizes: Vec<[usize; 2]>,
 }
 
 impl ReferenceData {
@@ -75,29 +76,44 @@ impl ReferenceData {
         Ok(counts.chunks(n).map(length).collect())
     }
 
-    /// Rows and columns of tokens, where the reference is given latents as tokens. Where it does not say them, all that
-    /// make up so many tokens: the right one gives the right output.
-    pub fn sizes(&self) -> Result<Vec<Option<[usize; 2]>>> {
+    /// Rows and columns of tokens of each image, where the reference is given latents as tokens. Where it does not say
+    /// them, all of one image that make up so many tokens: the right one gives the right output.
+    pub fn possible_sizes(&self) -> Result<Vec<Vec<[usize; 2]>>> {
         let given = self.catalog.find("in.hidden_states")?;
-        let &[_, n, _] = &given.shape[..] else { return Ok(vec![None]) };
+        let &[_, n, _] = &given.shape[..] else { return Ok(vec![Vec::new()]) };
+        if self.has("in.img_shapes") {
+            let (_, shapes) = self.floats("in.img_shapes")?;
+            let size = |shape: &[f32]| [shape[1] as usize, shape[2] as usize];
+            return Ok(vec![shapes.chunks(3).map(size).collect()]);
+        }
         if self.has("in.img_ids") {
             let (_, places) = self.floats("in.img_ids")?;
-            let most =
-                |axis: usize| places.chunks(3).map(|at| at[axis] as usize).max().unwrap_or(0);
-            return Ok(vec![Some([most(1) + 1, most(2) + 1])]);
+            let places: Vec<&[f32]> = places.chunks(3).collect();
+            let images = places.chunk_by(|one, next| one[0] == next[0]);
+            let most = |image: &[&[f32]], axis: usize| {
+                image.iter().map(|at| at[axis] as usize).max().unwrap_or(0)
+            };
+            let size = |image: &[&[f32]]| [most(image, 1) + 1, most(image, 2) + 1];
+            return Ok(vec![images.map(size).collect()]);
         }
         let n = n as usize;
         let divides = |rows: &usize| n.is_multiple_of(*rows);
-        Ok((1..=n).filter(divides).map(|rows| Some([rows, n / rows])).collect())
+        Ok((1..=n).filter(divides).map(|rows| vec![[rows, n / rows]]).collect())
     }
 
-    /// Noisy latents [samples, channels, height, width].
-    pub fn latents(&self, model: &Denoiser, tape: &Tape<'_>, dtype: Dtype) -> Result<Tensor> {
+    /// Noisy latents, then those of reference images: of each [samples, channels, height, width].
+    pub fn latents(&self, model: &Denoiser, tape: &Tape<'_>, dtype: Dtype) -> Result<Vec<Tensor>> {
         let given = self.tensor(tape.device(), "in.hidden_states", dtype)?;
-        match self.size {
-            Some(tokens) => model.unpatchify(tape, given, tokens),
-            None => Ok(given),
+        if self.sizes.is_empty() {
+            return Ok(vec![given]);
         }
+        let (given, mut from) = (given.into(), 0);
+        let image = |size: &[usize; 2]| {
+            let tokens = from..from + size[0] * size[1];
+            from = tokens.end;
+            model.unpatchify(tape, tape.split_tokens(&given, tokens)?.into_tensor(), *size)
+        };
+        self.sizes.iter().map(image).collect()
     }
 
     pub fn adapter(&self) -> Result<HashMap<String, LoraWeights>> {

@@ -67,6 +67,21 @@ macro_rules! families {
                 unreachable!("every family is in the list")
             }
 
+            /// The same for the variant that a class of pipelines is for.
+            #[must_use]
+            pub fn with_pipeline(self, class: &str) -> Self {
+                match self { $(Self::$name(config) => Self::$name(config.with_pipeline(class)),)+ }
+            }
+
+            /// The class of the pipeline that a checkpoint of a family is for, as far as its name says.
+            pub fn pipeline_of_file(family: &DiffusionFamily, path: &Path) -> Option<&'static str> {
+                let stem = path.file_stem()?.to_string_lossy().to_lowercase().replace('_', "-");
+                $(if family.name == $folder::FAMILY.name {
+                    return <$folder::$config as Architecture>::pipeline_of_file(&stem);
+                })+
+                None
+            }
+
             /// Builds the model.
             pub fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Denoiser> {
                 Ok(match self { $(Self::$name(config) => Denoiser::$name(Box::new(config.build(build)?)),)+ })
@@ -97,6 +112,17 @@ pub trait Architecture: DeserializeOwned {
 
     /// Checks that all of it is supported.
     fn check(&self) -> std::result::Result<(), Unsupported>;
+
+    /// The same for the variant that a class of pipelines is for; where that is not in `transformer/config.json`.
+    #[must_use]
+    fn with_pipeline(self, _class: &str) -> Self {
+        self
+    }
+
+    /// The class of the pipeline that a checkpoint is for, by its name in lower case with hyphens.
+    fn pipeline_of_file(_stem: &str) -> Option<&'static str> {
+        None
+    }
 
     /// See [`DenoiserConfig::of_checkpoint`].
     fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>>;
@@ -158,6 +184,8 @@ pub trait DenoiserNetwork {
 pub struct DenoiserInput<'a> {
     /// Noisy latents [samples, channels, height, width].
     pub latents: &'a Tensor,
+    /// Latents of the reference images of an editing model, without noise; of each [samples, channels, height, width].
+    pub references: &'a [Tensor],
     /// The timestep of each.
     pub timesteps: &'a [Timestep],
     /// The conditioning of each.
@@ -167,6 +195,26 @@ pub struct DenoiserInput<'a> {
     /// The dtype to which families that do so round timesteps and guidance scales: that of the activations, or f32 where
     /// the output is compared with a reference in f32.
     pub time_dtype: Dtype,
+}
+
+impl DenoiserInput<'_> {
+    /// All images as tokens, the one that is denoised first: [samples, tokens, patch · patch · channels]; and rows and
+    /// columns of tokens of each.
+    pub fn image_tokens(
+        &self,
+        tape: &Tape<'_>,
+        (patch, order): (usize, PatchOrder),
+    ) -> Result<(Var, Vec<[usize; 2]>)> {
+        let images = || std::iter::once(self.latents).chain(self.references);
+        let size = |image: &Tensor| [2, 3].map(|axis| image.shape().sizes()[axis] / patch);
+        let sizes = images().map(size).collect();
+        let tokens = |image: &Tensor| tape.patchify(&image.clone().into(), patch, order);
+        if self.references.is_empty() {
+            return Ok((tokens(self.latents)?, sizes));
+        }
+        let parts = images().map(tokens).collect::<compute::Result<Vec<Var>>>()?;
+        Ok((tape.concat_tokens(&parts.iter().collect::<Vec<_>>())?, sizes))
+    }
 }
 
 /// The output of a denoiser: the velocity, from data to noise.

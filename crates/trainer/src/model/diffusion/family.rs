@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::denoiser::{DenoiserConfig, FAMILIES};
+use super::editing::Editing;
 use super::guidance::Guidance;
 use super::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use super::text::{EncoderConfig, TextEncoderSpec};
@@ -35,6 +36,8 @@ pub struct DiffusionFamily {
     pub spacing: SigmaSpacing,
     /// Its kind of guidance.
     pub guidance: Guidance,
+    /// How it takes reference images; none if it makes images from prompts alone.
+    pub editing: Option<Editing>,
     /// Defaults of sampling.
     pub sampling: SamplingDefaults,
     /// The default weighting scheme of training timesteps.

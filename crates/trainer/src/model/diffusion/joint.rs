@@ -80,9 +80,11 @@ impl JointNames {
 pub struct JointPositions {
     /// The rotary table of image tokens.
     pub image: Option<Tensor>,
+    /// The rotary table of the tokens of reference images, where these are a stream of their own.
+    pub references: Option<Tensor>,
     /// The rotary table of the prompt's tokens; at the origin if there is none.
     pub prompt: Option<Tensor>,
-    /// Tokens of image and prompt that count in each sample, u32 `[S]`, if not all do.
+    /// Tokens of images and prompt that count in each sample, u32 `[S]`, if not all do.
     pub lengths: Option<Tensor>,
 }
 
@@ -173,111 +175,172 @@ impl JointBlock {
         })
     }
 
-    /// The forward pass with block offloading and gradient checkpointing.
-    pub fn run<'m>(
+    /// The forward pass with block offloading and gradient checkpointing. Streams are image and prompt; or image,
+    /// reference images and prompt, where references are modulated otherwise than the image, with the same weights.
+    pub fn run<'m, const N: usize>(
         &'m self,
         tape: &Tape<'m>,
         block_swap: Option<&'m BlockSwap>,
         index: usize,
-        tokens: [&Var; 3],
+        streams: [JointStream<'_>; N],
         positions: &JointPositions,
         recompute: Recompute,
-    ) -> compute::Result<[Var; 2]> {
-        let [x, context, condition] = tokens;
+    ) -> compute::Result<[Var; N]> {
         tape.run_block(block_swap, index, || {
             // Kept: as much to read as half of the block's other weights, and a vector for each sample to remember.
-            let vectors = self.modulation.forward(tape, condition)?;
-            let context_vectors = self.context_modulation.forward(tape, condition)?;
-            let inputs = [x, context, &vectors, &context_vectors];
+            let mut vectors = Vec::with_capacity(N);
+            for (at, stream) in streams.iter().enumerate() {
+                let is_prompt = at + 1 == N;
+                let layer = if is_prompt { &self.context_modulation } else { &self.modulation };
+                vectors.push(layer.forward(tape, stream.condition)?);
+            }
+            let tokens = streams.iter().map(|stream| stream.tokens);
+            let inputs: Vec<&Var> = tokens.chain(&vectors).collect();
             if !recompute.recomputes(index) {
                 let recomputes_queries = recompute == Recompute::Queries;
-                return self.forward(tape, inputs, positions, recomputes_queries);
+                return self.forward(tape, &inputs, positions, recomputes_queries);
             }
             let positions = positions.clone();
             tape.recompute(&inputs, move |tape, inputs| {
-                let inputs = [&inputs[0], &inputs[1], &inputs[2], &inputs[3]];
-                self.forward(tape, inputs, &positions, false)
+                let inputs: Vec<&Var> = inputs.iter().collect();
+                self.forward(tape, &inputs, &positions, false)
             })
         })
     }
 
-    /// x [S, N, D] and context [S, C, D] to the same, by the modulation vectors of each.
-    fn forward(
+    /// The streams' tokens [S, …, D] to the same. `inputs` are the tokens of all streams, then the modulation vectors of
+    /// all; the prompt is the last stream.
+    fn forward<const N: usize>(
         &self,
         tape: &Tape<'_>,
-        [x, context, vectors, context_vectors]: [&Var; 4],
+        inputs: &[&Var],
         positions: &JointPositions,
         recomputes_queries: bool,
-    ) -> compute::Result<[Var; 2]> {
-        let streams = [(x, vectors), (context, context_vectors)];
-        let options = QkvOptions { rope: positions.image.as_ref(), recomputes_queries };
-        let attended = self.attend(tape, streams, positions, options)?;
-        let n = x.shape().sizes()[1];
-        // What comes after the inner layers of both is not recomputed, with the rest of a block.
+    ) -> compute::Result<[Var; N]> {
+        let (tokens, vectors) = inputs.split_at(N);
+        let streams: [(&Var, &Var); N] = std::array::from_fn(|at| (tokens[at], vectors[at]));
+        let [images @ .., (context, context_vectors)] = &streams[..] else {
+            unreachable!("a block has an image and a prompt")
+        };
+        let attended = self.attend(tape, &streams, positions, recomputes_queries)?;
+        let mut ends = Vec::with_capacity(N);
+        for (tokens, _) in &streams {
+            ends.push(ends.last().unwrap_or(&0) + tokens.shape().sizes()[1]);
+        }
+        // What comes after the inner layers of all is not recomputed, with the rest of a block.
         let next = self.context_out.as_ref().filter(|_| self.prompt == PromptUse::Next);
         let prompt = match next {
             None => None,
             Some((out, feed_forward)) => {
-                let all = attended.shape().sizes()[1];
-                let attended = out.forward(tape, &tape.split_tokens(&attended, n..all)?)?;
+                let own = ends[N - 2]..ends[N - 1];
+                let attended = out.forward(tape, &tape.split_tokens(&attended, own)?)?;
                 let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
                 drop(attended);
                 let inner = feed_forward.inner(tape, &context, context_vectors)?;
                 Some((feed_forward, context, inner))
             }
         };
-        let projected = self.image_out.forward(tape, &tape.split_tokens(&attended, 0..n)?)?;
-        drop(attended);
-        let mut y = tape.gated_add(x, vectors.chunk(2), &projected)?;
-        drop(projected);
-        if let Some((projections, out)) = &self.dual_attention {
-            let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
-            let project = |index| projections.forward(tape, &h, index, options);
-            let (q, k, v) = (project(0)?, project(1)?, project(2)?);
-            drop(h);
-            let attended = tape.attention(&q, &k, &v, projections.attention())?;
-            y = tape.gated_add(&y, vectors.chunk(8), &out.forward(tape, &attended)?)?;
+        let mut projected = Vec::with_capacity(N);
+        for (at, end) in ends[..N - 1].iter().enumerate() {
+            let from = if at == 0 { 0 } else { ends[at - 1] };
+            let own = tape.split_tokens(&attended, from..*end)?;
+            projected.push(self.image_out.forward(tape, &own)?);
         }
-        let inner = self.feed_forward.inner(tape, &y, vectors)?;
+        drop(attended);
+        let mut halves = Vec::with_capacity(N);
+        for ((x, vectors), projected) in images.iter().zip(projected) {
+            let y = tape.gated_add(x, vectors.chunk(2), &projected)?;
+            drop(projected);
+            let options = QkvOptions { rope: positions.image.as_ref(), recomputes_queries };
+            let y = self.attend_alone(tape, x, y, vectors, options)?;
+            let inner = self.feed_forward.inner(tape, &y, vectors)?;
+            halves.push((y, inner));
+        }
         let context = match prompt {
-            None => context.clone(),
+            None => (*context).clone(),
             Some((feed_forward, context, inner)) => {
                 feed_forward.finish(tape, &context, inner, context_vectors)?
             }
         };
-        Ok([self.feed_forward.finish(tape, &y, inner, vectors)?, context])
+        let mut done = Vec::with_capacity(N);
+        for ((y, inner), (_, vectors)) in halves.into_iter().zip(images) {
+            done.push(self.feed_forward.finish(tape, &y, inner, vectors)?);
+        }
+        done.push(context);
+        Ok(done.try_into().unwrap_or_else(|_| unreachable!("as many as there were")))
     }
 
-    /// Joint attention, image tokens first; each stream comes with its modulation vectors.
-    fn attend(
+    /// Adds the second attention to `y`, where the block has one.
+    fn attend_alone(
         &self,
         tape: &Tape<'_>,
-        [(x, vectors), (context, context_vectors)]: [(&Var, &Var); 2],
-        positions: &JointPositions,
+        x: &Var,
+        y: Var,
+        vectors: &Var,
         options: QkvOptions<'_>,
     ) -> compute::Result<Var> {
-        let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
+        let Some((projections, out)) = &self.dual_attention else { return Ok(y) };
+        let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
+        let project = |index| projections.forward(tape, &h, index, options);
+        let (q, k, v) = (project(0)?, project(1)?, project(2)?);
+        drop(h);
+        let attended = tape.attention(&q, &k, &v, projections.attention())?;
+        tape.gated_add(&y, vectors.chunk(8), &out.forward(tape, &attended)?)
+    }
+
+    /// Joint attention, the prompt last; each stream comes with its modulation vectors.
+    fn attend<const N: usize>(
+        &self,
+        tape: &Tape<'_>,
+        streams: &[(&Var, &Var); N],
+        positions: &JointPositions,
+        recomputes_queries: bool,
+    ) -> compute::Result<Var> {
+        let ropes = [&positions.image, &positions.references];
         // The last block of SD3 has only a scale and a shift, in this order.
         let (scale, shift) = if self.context_out.is_some() { (1, 0) } else { (0, 1) };
-        let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
-        let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
-        // A prompt's tokens are few: its queries are kept.
-        let of_prompt = QkvOptions { rope: positions.prompt.as_ref(), recomputes_queries: false };
+        let mut normed = Vec::with_capacity(N);
+        for (at, (x, vectors)) in streams.iter().enumerate() {
+            let is_prompt = at + 1 == N;
+            let (scale, shift) = if is_prompt { (scale, shift) } else { (1, 0) };
+            let h = tape.norm_modulate(x, vectors.chunk(scale), vectors.chunk(shift), EPSILON)?;
+            // A prompt's tokens are few: its queries are kept.
+            normed.push(if is_prompt {
+                let rope = positions.prompt.as_ref();
+                (&self.context, h, QkvOptions { rope, recomputes_queries: false })
+            } else {
+                (&self.image, h, QkvOptions { rope: ropes[at].as_ref(), recomputes_queries })
+            });
+        }
         // One after the other, so that only one part is in memory beside the concatenation.
-        let both = |index: usize| {
-            let image = self.image.project(tape, &h, index, options)?;
-            let context = self.context.project(tape, &prompt, index, of_prompt)?;
-            let [norm, context_norm] =
-                [&self.image, &self.context].map(|stream| stream.norm(tape, index));
-            let image = (&image, self.image.heads(index, norm.as_ref(), options));
-            let context = (&context, self.context.heads(index, context_norm.as_ref(), of_prompt));
-            tape.qk_norm_rope_concat(&[image, context])
+        let all = |index: usize| {
+            let mut projected = Vec::with_capacity(N);
+            for (layers, h, options) in &normed {
+                let heads = layers.project(tape, h, index, *options)?;
+                projected.push((heads, layers.norm(tape, index)));
+            }
+            let parts = normed.iter().zip(&projected);
+            let parts: Vec<_> = parts
+                .map(|((layers, _, options), (x, norm))| {
+                    (x, layers.heads(index, norm.as_ref(), *options))
+                })
+                .collect();
+            tape.qk_norm_rope_concat(&parts)
         };
-        let (q, k, v) = (both(0)?, both(1)?, both(2)?);
-        drop((h, prompt));
+        let (q, k, v) = (all(0)?, all(1)?, all(2)?);
+        drop(normed);
         let key_lengths = positions.lengths.as_ref();
         tape.attention(&q, &k, &v, Attention { key_lengths, ..self.image.attention() })
     }
+}
+
+/// Tokens that share weights and modulation in a block.
+#[derive(Clone, Copy)]
+pub struct JointStream<'a> {
+    /// [S, …, D]
+    pub tokens: &'a Var,
+    /// What its modulation vectors are made from: [S, D].
+    pub condition: &'a Var,
 }
 
 /// Queries, keys and values of one stream.

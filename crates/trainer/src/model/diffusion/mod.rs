@@ -11,6 +11,7 @@
 
 pub mod condition;
 pub mod denoiser;
+pub mod editing;
 pub mod family;
 pub mod flux;
 pub mod guidance;
@@ -252,8 +253,12 @@ fn family_of(folder: &Path) -> Result<&'static DiffusionFamily> {
 fn transformer(search: &PartSearch<'_>) -> Result<PipelinePart<DenoiserConfig>> {
     let family = search.family()?;
     let beside = search.folder.as_deref().unwrap_or(Path::new("")).join(TRANSFORMER);
+    let class = search.pipeline_class(family);
     let Some(catalog) = &search.checkpoint else {
-        return PipelinePart::open(&beside, |settings| DenoiserConfig::read(family, settings));
+        let read = |settings: &Path| DenoiserConfig::read(family, settings);
+        return PipelinePart::open(&beside, |settings| {
+            Ok(read(settings)?.with_pipeline(class.as_deref().unwrap_or_default()))
+        });
     };
     let path = catalog.path.clone();
     let Some((config, prefix)) = DenoiserConfig::of_checkpoint(family, catalog, &beside)? else {
@@ -261,6 +266,7 @@ fn transformer(search: &PartSearch<'_>) -> Result<PipelinePart<DenoiserConfig>> 
         let problem = format!("holds no {name} transformer in the original layout");
         return Err(TrainerError::Folder { what: "checkpoint", problem, path });
     };
+    let config = config.with_pipeline(class.as_deref().unwrap_or_default());
     Ok(PipelinePart::original(config, catalog.clone(), prefix))
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use weights::{Catalog, WeightsError};
 
+use super::denoiser::DenoiserConfig;
 use super::family::DiffusionFamily;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
@@ -103,6 +104,14 @@ impl<'a> PartSearch<'a> {
             let problem = "holds no transformer that hearth knows in the original layout".into();
             TrainerError::Folder { what: "checkpoint", problem, path: self.path.into() }
         })
+    }
+
+    /// The class of the pipeline: what the name of a checkpoint says, else `model_index.json` of the folder.
+    pub fn pipeline_class(&self, family: &DiffusionFamily) -> Option<String> {
+        let named = self.checkpoint.as_ref();
+        let named = named.and_then(|file| DenoiserConfig::pipeline_of_file(family, &file.path));
+        let of_folder = || kind::pipeline_class(self.folder.as_ref()?).ok();
+        named.map(str::to_owned).or_else(of_folder)
     }
 
     /// Finds all parts; the error names all that are missing.

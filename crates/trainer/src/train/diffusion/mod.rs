@@ -131,6 +131,7 @@ impl Task for DiffusionTask<'_> {
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = DenoiserInput {
             latents: &noisy,
+            references: &[],
             timesteps: &samples.iter().map(|sample| sample.timestep).collect::<Vec<_>>(),
             condition: &Conditions::upload(device, &prompts, dtype)?,
             guidance: guidance.as_deref(),

@@ -12,8 +12,8 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
 use crate::model::diffusion::joint::{
-    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, MLP_RATIO, PromptUse,
-    QkvOptions, QkvProjections, rotary_table,
+    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, MLP_RATIO,
+    PromptUse, QkvOptions, QkvProjections, rotary_table,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -104,15 +104,20 @@ impl Flux {
         Ok(tape.activate(&tape.add(&sum, &prompt)?, Activation::Silu)?)
     }
 
-    /// The rotary tables of image tokens, by row and column, and of all tokens: a prompt's are at the origin.
+    /// The rotary tables of image tokens, by image, row and column, and of all tokens: a prompt's are at the origin.
     fn angles(
         &self,
         tape: &Tape<'_>,
-        [rows, columns]: [usize; 2],
+        sizes: &[[usize; 2]],
         n_prompt: usize,
     ) -> Result<[Tensor; 2]> {
-        let place = |at: usize| [0.0, (at / columns) as f32, (at % columns) as f32];
-        let image: Vec<f32> = (0..rows * columns).flat_map(place).collect();
+        let of_image = |(index, [rows, columns]): (usize, &[usize; 2])| {
+            let columns = *columns;
+            let place =
+                move |at: usize| [index as f32, (at / columns) as f32, (at % columns) as f32];
+            (0..rows * columns).flat_map(place)
+        };
+        let image: Vec<f32> = sizes.iter().enumerate().flat_map(of_image).collect();
         let all = [&image[..], &vec![0.0; 3 * n_prompt]].concat();
         let table = |positions| rotary_table(tape, self.config.axes_dims_rope, positions);
         Ok([table(&image)?, table(&all)?])
@@ -127,19 +132,19 @@ impl DenoiserNetwork for Flux {
         recompute: Recompute,
     ) -> Result<Var> {
         let condition = self.condition(tape, &input)?;
-        let sizes = input.latents.shape();
-        let size = [sizes.sizes()[2] / PATCH, sizes.sizes()[3] / PATCH];
-        let tokens =
-            tape.patchify(&input.latents.clone().into(), PATCH, PatchOrder::ChannelsFirst)?;
+        let (tokens, sizes) = input.image_tokens(tape, self.patches())?;
+        let n = sizes[0].iter().product();
         let mut x = self.patches.forward(tape, &tokens)?;
+        drop(tokens);
         let prompt = input.condition.get(TOKENS)?;
         let mut context = self.context.forward(tape, &prompt.clone().into())?;
-        let (n, n_prompt) = (x.shape().sizes()[1], context.shape().sizes()[1]);
-        let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
+        let [of_image, of_all] = self.angles(tape, &sizes, context.shape().sizes()[1])?;
         let recomputes_queries = recompute == Recompute::Queries;
         let positions = JointPositions { image: Some(of_image), ..JointPositions::default() };
         for (index, block) in self.blocks.iter().enumerate() {
-            let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
+            let streams =
+                [&x, &context].map(|tokens| JointStream { tokens, condition: &condition });
+            let block_swap = self.block_swap.as_ref();
             [x, context] = block.run(tape, block_swap, index, streams, &positions, recompute)?;
         }
         let mut both = tape.concat_tokens(&[&x, &context])?;

@@ -16,6 +16,7 @@ pub(crate) use published::flux1_dev;
 
 use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
+use super::editing::{Editing, KONTEXT_SIZES, ReferenceSizing};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, check_axes};
@@ -37,7 +38,7 @@ use crate::objective::flow::WeightingScheme;
 pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "flux",
     title: "a FLUX.1",
-    pipelines: &["FluxPipeline"],
+    pipelines: &["FluxPipeline", KONTEXT_PIPELINE],
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
     // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.
@@ -47,6 +48,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,
+    editing: None,
     // Taken: the defaults of diffusers' `FluxPipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.
@@ -104,6 +106,20 @@ const SCHNELL: DiffusionFamily = DiffusionFamily {
     ..FAMILY
 };
 
+/// FLUX.1 Kontext: edits an image. It differs from dev in its weights alone.
+const KONTEXT: DiffusionFamily = DiffusionFamily {
+    title: "a FLUX.1 Kontext",
+    editing: Some(Editing {
+        max_references: 1,
+        sizing: ReferenceSizing::Nearest(&KONTEXT_SIZES),
+        encoder: None,
+    }),
+    export: ExportMetadata { architecture: "flux-1-kontext-dev/lora", ..FAMILY.export },
+    ..FAMILY
+};
+
+const KONTEXT_PIPELINE: &str = "FluxKontextPipeline";
+
 const CLIP: TextEncoderSpec = TextEncoderSpec {
     name: "clip-l",
     position: 1,
@@ -155,6 +171,9 @@ pub struct FluxConfig {
     /// Rotary dimensions of a head per axis: image index, row, column.
     #[serde(default = "published_axes")]
     pub axes_dims_rope: [usize; 3],
+    /// Whether it edits images: Kontext. Not in the file, but in the pipeline's class.
+    #[serde(skip)]
+    pub is_kontext: bool,
 }
 
 /// Taken: older files lack it, and this is the class's default.
@@ -177,7 +196,19 @@ impl Architecture for FluxConfig {
 
     /// Only schnell takes no guidance scale.
     fn family(&self) -> &'static DiffusionFamily {
-        if self.guidance_embeds { &FAMILY } else { &SCHNELL }
+        match (self.is_kontext, self.guidance_embeds) {
+            (true, _) => &KONTEXT,
+            (false, true) => &FAMILY,
+            (false, false) => &SCHNELL,
+        }
+    }
+
+    fn with_pipeline(self, class: &str) -> Self {
+        Self { is_kontext: class == KONTEXT_PIPELINE, ..self }
+    }
+
+    fn pipeline_of_file(stem: &str) -> Option<&'static str> {
+        stem.contains("kontext").then_some(KONTEXT_PIPELINE)
     }
 
     fn check(&self) -> std::result::Result<(), Unsupported> {

@@ -161,5 +161,6 @@ pub fn infer(catalog: &Catalog, prefix: &str) -> Option<FluxConfig> {
         pooled_projection_dim: *shape("vector_in.in_layer.weight")?.get(1)?,
         guidance_embeds: has("guidance_in.in_layer.weight"),
         axes_dims_rope: published_axes(),
+        is_kontext: false,
     })
 }

@@ -10,7 +10,7 @@ use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
 use crate::model::vae::KlVaeConfig;
 
-/// FLUX.1 dev; Krea dev; schnell.
+/// FLUX.1 dev; Krea dev; schnell; Kontext dev.
 pub const ALL: &[PublishedPipeline] = &[
     DEV,
     PublishedPipeline {
@@ -38,6 +38,18 @@ pub const ALL: &[PublishedPipeline] = &[
         },
         config: || FluxConfig { guidance_embeds: false, ..flux1_dev() }.into(),
         schedule: || FlowMatchScheduler::fixed(1.0, SigmaSpacing::Reciprocal),
+        ..DEV
+    },
+    PublishedPipeline {
+        name: "flux.1-kontext-dev",
+        hint: "download huggingface.co/black-forest-labs/FLUX.1-Kontext-dev to that folder; a plan \
+               needs its name alone",
+        hub: &[
+            ("FLUX.1-Kontext-dev", "black-forest-labs/FLUX.1-Kontext-dev"),
+            ("flux1-kontext-dev", "black-forest-labs/FLUX.1-Kontext-dev"),
+            ("flux1-dev-kontext_fp8_scaled", "black-forest-labs/FLUX.1-Kontext-dev"),
+        ],
+        config: || FluxConfig { is_kontext: true, ..flux1_dev() }.into(),
         ..DEV
     },
 ];
@@ -77,6 +89,7 @@ pub(crate) fn flux1_dev() -> FluxConfig {
         pooled_projection_dim: 768,
         guidance_embeds: true,
         axes_dims_rope: published_axes(),
+        is_kontext: false,
     }
 }
 
@@ -97,6 +110,7 @@ mod tests {
             ("FLUX.1-dev", 11_901_408_320_usize),
             ("FLUX.1-Krea-dev", 11_901_408_320),
             ("FLUX.1-schnell", 11_891_178_560),
+            ("FLUX.1-Kontext-dev", 11_901_408_320),
         ] {
             let pipeline =
                 Pipeline::open_or_published(Path::new(name), &PartPaths::default()).unwrap();

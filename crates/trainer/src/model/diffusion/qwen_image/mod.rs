@@ -16,11 +16,14 @@ pub(crate) use published::qwen_image;
 
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
+use super::editing::{Editing, EncoderImages, ReferenceSizing};
 use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
 use super::text::templates::QWEN_IMAGE_TEMPLATE;
+use super::text::templates::QWEN_IMAGE_TEMPLATE as QWEN_IMAGE_EDIT_TEMPLATE;
+use super::text::templates::QWEN_IMAGE_TEMPLATE as QWEN_IMAGE_EDIT_PLUS_TEMPLATE;
 use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, QWEN25VL_FILES, TextEmbedding, TextEncoderSpec,
 };
@@ -37,7 +40,7 @@ use crate::objective::flow::WeightingScheme;
 pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "qwen-image",
     title: "a Qwen-Image",
-    pipelines: &["QwenImagePipeline"],
+    pipelines: &["QwenImagePipeline", EDIT_PIPELINE, EDIT_PLUS_PIPELINE],
     transformer: "QwenImageTransformer2DModel",
     tensor_marker: "transformer_blocks.0.img_mod.1.",
     // Taken: the files of huggingface.co/Comfy-Org/Qwen-Image_ComfyUI, as are those of the text encoder.
@@ -48,6 +51,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Rescaled,
+    editing: None,
     // Taken: the defaults of diffusers' `QwenImagePipeline`.
     sampling: SamplingDefaults { steps: 50, guidance: 4.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_qwen_image.py`.
@@ -71,6 +75,44 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     },
     published: published::ALL,
 };
+
+/// Qwen-Image-Edit of August 2025: edits one image, which its text encoder sees too.
+const EDIT: DiffusionFamily = DiffusionFamily {
+    title: "a Qwen-Image-Edit",
+    encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_TEMPLATE, ..ENCODER }],
+    editing: Some(Editing {
+        max_references: 1,
+        sizing: ReferenceSizing::Area { multiple: 32 },
+        encoder: Some(EncoderImages::Same),
+    }),
+    export: ExportMetadata { architecture: "Qwen-Image-Edit/lora", ..FAMILY.export },
+    ..FAMILY
+};
+
+/// Qwen-Image-Edit-2509 and -2511: from up to three images, of which the text encoder sees small ones.
+const EDIT_PLUS: DiffusionFamily = DiffusionFamily {
+    title: "a Qwen-Image-Edit-Plus",
+    encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_PLUS_TEMPLATE, ..ENCODER }],
+    editing: Some(Editing {
+        max_references: 3,
+        sizing: ReferenceSizing::Area { multiple: 32 },
+        encoder: Some(EncoderImages::Side(384)),
+    }),
+    export: ExportMetadata { architecture: "Qwen-Image-Edit-Plus/lora", ..FAMILY.export },
+    ..FAMILY
+};
+
+const EDIT_PIPELINE: &str = "QwenImageEditPipeline";
+const EDIT_PLUS_PIPELINE: &str = "QwenImageEditPlusPipeline";
+
+/// The editing models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QwenImageEdit {
+    /// Of August 2025.
+    First,
+    /// 2509 and 2511.
+    Plus,
+}
 
 /// The other layers of blocks but for modulations.
 const FEED_FORWARD: &[&str] =
@@ -123,6 +165,9 @@ pub struct QwenImageConfig {
     /// Whether the image index counts layers: Qwen-Image-Layered.
     #[serde(default)]
     pub use_layer3d_rope: bool,
+    /// Which editing model it is, if any. Not in the file, but in the pipeline's class.
+    #[serde(skip)]
+    pub edit: Option<QwenImageEdit>,
 }
 
 /// Taken: the defaults of the class.
@@ -145,11 +190,10 @@ impl QwenImageConfig {
         self.patch_size * self.patch_size
     }
 
-    /// Settings of models that do something else than making images from prompts.
+    /// Settings of models that hearth does not know.
     fn check_kind(&self) -> std::result::Result<(), Unsupported> {
         let switches = [
             ("guidance_embeds", self.guidance_embeds, "a distilled model"),
-            ("zero_cond_t", self.zero_cond_t, "an editing model, as Qwen-Image-Edit-2511"),
             ("use_additional_t_cond", self.use_additional_t_cond, "Qwen-Image-Layered"),
             ("use_layer3d_rope", self.use_layer3d_rope, "Qwen-Image-Layered"),
         ];
@@ -164,7 +208,26 @@ impl Architecture for QwenImageConfig {
     type Model = QwenImage;
 
     fn family(&self) -> &'static DiffusionFamily {
-        &FAMILY
+        match self.edit {
+            None => &FAMILY,
+            Some(QwenImageEdit::First) => &EDIT,
+            Some(QwenImageEdit::Plus) => &EDIT_PLUS,
+        }
+    }
+
+    fn with_pipeline(self, class: &str) -> Self {
+        let edit = match class {
+            EDIT_PIPELINE => Some(QwenImageEdit::First),
+            EDIT_PLUS_PIPELINE => Some(QwenImageEdit::Plus),
+            _ => None,
+        };
+        Self { edit, ..self }
+    }
+
+    fn pipeline_of_file(stem: &str) -> Option<&'static str> {
+        let has = |word: &str| stem.contains(word);
+        let is_plus = ["2509", "2511", "plus"].into_iter().any(has);
+        has("edit").then_some(if is_plus { EDIT_PLUS_PIPELINE } else { EDIT_PIPELINE })
     }
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
@@ -190,7 +253,8 @@ impl Architecture for QwenImageConfig {
         let beside = beside.join("config.json");
         if beside.exists() {
             let Self { axes_dims_rope, zero_cond_t, .. } = config::read::<Self>(&beside)?;
-            (config.axes_dims_rope, config.zero_cond_t) = (axes_dims_rope, zero_cond_t);
+            config.axes_dims_rope = axes_dims_rope;
+            config.zero_cond_t |= zero_cond_t;
         }
         Ok(Some((config, prefix)))
     }

@@ -10,6 +10,8 @@ use crate::model::tensor_piece::TensorPiece;
 const PREFIX: &str = "model.diffusion_model.";
 /// A tensor that every checkpoint of this family has and no other.
 const MARK: &str = "transformer_blocks.0.img_mod.1.weight";
+/// An empty tensor that ComfyUI's files have where `zero_cond_t` is on: Qwen-Image-Edit-2511.
+const CLEAN_REFERENCES: &str = "__index_timestep_zero__";
 /// Along a side: it is not in the shapes.
 const PATCH: usize = 2;
 
@@ -21,7 +23,8 @@ pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
 /// The layout of a file. Other tensors in it are ignored.
 pub fn original(prefix: &'static str) -> CheckpointLayout<'static> {
     let place = move |name: &str| vec![TensorPiece::whole(format!("{prefix}{name}"))];
-    let ignores = move |name: &str| !prefix.is_empty() && !name.starts_with(prefix);
+    let is_other = move |name: &str| !prefix.is_empty() && !name.starts_with(prefix);
+    let ignores = move |name: &str| is_other(name) || name.ends_with(CLEAN_REFERENCES);
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
@@ -45,8 +48,10 @@ pub fn infer(catalog: &Catalog, prefix: &str) -> Option<QwenImageConfig> {
         joint_attention_dim: *shape("txt_in.weight")?.get(1)?,
         axes_dims_rope: published_axes(),
         guidance_embeds: false,
-        zero_cond_t: false,
+        zero_cond_t: catalog.find(&format!("{prefix}{CLEAN_REFERENCES}")).is_ok()
+            || catalog.path.file_stem().is_some_and(|stem| stem.to_string_lossy().contains("2511")),
         use_additional_t_cond: shape("time_text_embed.addition_t_embedding.weight").is_some(),
         use_layer3d_rope: false,
+        edit: None,
     })
 }

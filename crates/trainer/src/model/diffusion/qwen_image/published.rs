@@ -2,14 +2,14 @@
 //!
 //! Taken: `config.json` of each part at huggingface.co/Qwen.
 
-use super::{QwenImageConfig, published_axes, published_patch};
+use super::{QwenImageConfig, QwenImageEdit, published_axes, published_patch};
 use crate::model::diffusion::family::{ModelLicense, PublishedPipeline};
 use crate::model::diffusion::scheduler::FlowMatchScheduler;
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::qwen25vl::Qwen25VlConfig;
 use crate::model::vae::QwenImageVaeConfig;
 
-/// Qwen-Image of August 2025, and of December.
+/// Qwen-Image of August 2025, and of December; the editing models.
 pub const ALL: &[PublishedPipeline] = &[
     FIRST,
     PublishedPipeline {
@@ -20,6 +20,42 @@ pub const ALL: &[PublishedPipeline] = &[
             ("qwen_image_2512_bf16", "Qwen/Qwen-Image-2512"),
             ("qwen_image_2512_fp8_e4m3fn", "Qwen/Qwen-Image-2512"),
         ],
+        ..FIRST
+    },
+    PublishedPipeline {
+        name: "qwen-image-edit",
+        hint: "download huggingface.co/Qwen/Qwen-Image-Edit to that folder; a plan needs its name alone",
+        hub: &[
+            ("Qwen-Image-Edit", "Qwen/Qwen-Image-Edit"),
+            ("qwen_image_edit_bf16", "Qwen/Qwen-Image-Edit"),
+            ("qwen_image_edit_fp8_e4m3fn", "Qwen/Qwen-Image-Edit"),
+        ],
+        config: || QwenImageConfig { edit: Some(QwenImageEdit::First), ..qwen_image() }.into(),
+        ..FIRST
+    },
+    PublishedPipeline {
+        name: "qwen-image-edit-2509",
+        hint: "download huggingface.co/Qwen/Qwen-Image-Edit-2509 to that folder; a plan needs its name alone",
+        hub: &[
+            ("Qwen-Image-Edit-2509", "Qwen/Qwen-Image-Edit-2509"),
+            ("qwen_image_edit_2509_bf16", "Qwen/Qwen-Image-Edit-2509"),
+            ("qwen_image_edit_2509_fp8_e4m3fn", "Qwen/Qwen-Image-Edit-2509"),
+        ],
+        config: || QwenImageConfig { edit: Some(QwenImageEdit::Plus), ..qwen_image() }.into(),
+        ..FIRST
+    },
+    PublishedPipeline {
+        name: "qwen-image-edit-2511",
+        hint: "download huggingface.co/Qwen/Qwen-Image-Edit-2511 to that folder; a plan needs its name alone",
+        hub: &[
+            ("Qwen-Image-Edit-2511", "Qwen/Qwen-Image-Edit-2511"),
+            ("qwen_image_edit_2511_bf16", "Qwen/Qwen-Image-Edit-2511"),
+            ("qwen_image_edit_2511_fp8mixed", "Qwen/Qwen-Image-Edit-2511"),
+        ],
+        config: || {
+            let edit = Some(QwenImageEdit::Plus);
+            QwenImageConfig { edit, zero_cond_t: true, ..qwen_image() }.into()
+        },
         ..FIRST
     },
 ];
@@ -58,6 +94,7 @@ pub(crate) fn qwen_image() -> QwenImageConfig {
         zero_cond_t: false,
         use_additional_t_cond: false,
         use_layer3d_rope: false,
+        edit: None,
     }
 }
 
@@ -74,7 +111,8 @@ mod tests {
     /// Counted by diffusers on the meta device.
     #[test]
     fn published_models_have_their_number_of_parameters() {
-        for name in ["Qwen-Image", "Qwen-Image-2512"] {
+        let edits = ["Qwen-Image-Edit", "Qwen-Image-Edit-2509", "Qwen-Image-Edit-2511"];
+        for name in ["Qwen-Image", "Qwen-Image-2512"].into_iter().chain(edits) {
             let pipeline =
                 Pipeline::open_or_published(Path::new(name), &PartPaths::default()).unwrap();
             let tensors = pipeline.transformer.config.tensor_specs().unwrap();

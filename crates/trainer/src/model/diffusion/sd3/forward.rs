@@ -11,7 +11,7 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
 use crate::model::diffusion::joint::{
-    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, PromptUse,
+    EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, PromptUse,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -127,7 +127,9 @@ impl DenoiserNetwork for Sd3 {
         let mut context = self.context.forward(tape, &context.clone().into())?;
         let positions = JointPositions::default();
         for (index, block) in self.blocks.iter().enumerate() {
-            let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
+            let streams =
+                [&x, &context].map(|tokens| JointStream { tokens, condition: &condition });
+            let block_swap = self.block_swap.as_ref();
             [x, context] = block.run(tape, block_swap, index, streams, &positions, recompute)?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;

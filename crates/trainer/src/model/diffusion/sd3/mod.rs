@@ -75,6 +75,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     max_sequence_length: 256,
     spacing: SigmaSpacing::Trained,
     guidance: Guidance::ClassifierFree,
+    editing: None,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
