@@ -15,6 +15,7 @@ pub mod decode;
 pub mod fault;
 pub mod findings;
 mod header;
+mod listing;
 mod metadata;
 pub mod problem;
 pub mod resize;

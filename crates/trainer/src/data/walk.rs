@@ -6,18 +6,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::listing::FolderListing;
 use super::metadata::{self, MetadataEntries};
 use super::problem::{Problem, ProblemKind};
-
-/// Endings of images. Those without a decoder are among them, so that they are reported and not
-/// silently left out.
-const IMAGES: &[&str] = &[
-    "png", "apng", "jpg", "jpeg", "jpe", "jfif", "webp", "gif", "bmp", "tif", "tiff", "avif",
-    "heic", "heif", "jxl", "jp2", "psd",
-];
-
-/// Endings of captions, the first one found is taken.
-const CAPTIONS: &[&str] = &["txt", "caption"];
 
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
 const MOST_REPEATS: u32 = 999;
@@ -178,65 +169,6 @@ fn references_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
     // In reverse, so that the first of two with one name stays.
     let named = |path: PathBuf| (path.file_stem().unwrap_or_default().to_owned(), path);
     images.into_iter().rev().map(named).collect()
-}
-
-/// The names in one folder, by what they are, sorted.
-#[derive(Debug, Default)]
-struct FolderListing {
-    folders: Vec<PathBuf>,
-    images: Vec<PathBuf>,
-    /// By the name without its ending.
-    captions: BTreeMap<OsString, Vec<PathBuf>>,
-    metadata: Vec<PathBuf>,
-    /// What is none of these.
-    others: Vec<PathBuf>,
-}
-
-impl FolderListing {
-    fn read(folder: &Path) -> std::io::Result<Self> {
-        let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-        let mut paths = names.collect::<Result<Vec<_>, _>>()?;
-        paths.retain(|path| !is_ignored(path));
-        paths.sort();
-        let mut listing = Self::default();
-        for path in paths {
-            listing.put(path);
-        }
-        for captions in listing.captions.values_mut() {
-            captions
-                .sort_by_key(|path| CAPTIONS.iter().position(|ending| has_ending(path, ending)));
-        }
-        Ok(listing)
-    }
-
-    fn put(&mut self, path: PathBuf) {
-        let has = |endings: &[&str]| endings.iter().any(|ending| has_ending(&path, ending));
-        if path.is_dir() {
-            self.folders.push(path);
-        } else if has(IMAGES) {
-            self.images.push(path);
-        } else if !path.is_file() {
-            // A pipe would be waited for. Images are asked the same when they are opened, and
-            // reported; a caption that is none is missed anyway.
-        } else if has(CAPTIONS) {
-            let stem = path.file_stem().unwrap_or_default().to_owned();
-            self.captions.entry(stem).or_default().push(path);
-        } else if metadata::NAMES.iter().any(|name| path.file_name() == Some(name.as_ref())) {
-            self.metadata.push(path);
-        } else {
-            self.others.push(path);
-        }
-    }
-}
-
-/// Hidden files, among them the `._*` of macOS, and what systems leave behind.
-fn is_ignored(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.starts_with('.') || ["Thumbs.db", "desktop.ini", "__MACOSX"].contains(&&*name)
-}
-
-fn has_ending(path: &Path, ending: &str) -> bool {
-    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
 }
 
 /// `10_sks dog` means ten times, and `sks dog` where there is no caption (kohya's folders).
