@@ -129,7 +129,7 @@ fn list_unusable(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (data, _) = config.data.images()?;
-    if let Ok(found) = scan(&data.images, &|_| true)
+    if let Ok(found) = scan(&data.images, &data.references.0, &|_| true)
         && found.items.is_empty()
         && !arguments.json
     {

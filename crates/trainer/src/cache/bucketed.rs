@@ -36,7 +36,7 @@ pub(crate) fn assign_buckets(
     tick: BytesDoneFn<'_>,
 ) -> Result<BucketedFolder> {
     let buckets = buckets(pipeline, data)?;
-    let found = scan(&data.images, tick)?;
+    let found = scan(&data.images, &data.references.0, tick)?;
     let placed = |item: ImageItem| {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
         let repeats = u32::try_from(repeats).unwrap_or(u32::MAX);

@@ -23,6 +23,8 @@ section! {
     pub RawData => DataConfig {
         /// Folder of images, each with its caption beside it
         images: PathBuf = Required, Any;
+        /// Folder of reference images, named like those in `images`, or up to three (other trainers: `control_dir`)
+        references: ReferenceFolders = Default(ReferenceFolders::default()), Within(0.0, 3.0);
         /// Demo images that hearth draws into `images` if there is no such folder
         draw: Option<DemoStyle> = Default(None), Any;
         /// Number of demo images
@@ -57,6 +59,35 @@ words!(Option<DemoStyle> {
     "flat" => Some(DemoStyle::Flat),
     "neon" => Some(DemoStyle::Neon),
 });
+
+/// Where the reference images are: reference 1 first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReferenceFolders(pub Vec<PathBuf>);
+
+impl ConfigValue for ReferenceFolders {
+    fn accepted() -> String {
+        format!("{}, or {}", PathBuf::accepted(), Vec::<PathBuf>::accepted())
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        match typed.value {
+            // On a command line, a list that is refused is tried as a text.
+            DeValue::String(text) if !text.starts_with('[') => {
+                PathBuf::read(typed).map(|folder| Self(vec![folder]))
+            }
+            DeValue::Array(_) => Vec::<PathBuf>::read(typed).map(Self),
+            _ => Err(typed.refuse(Self::accepted())),
+        }
+    }
+
+    fn write(&self) -> Option<String> {
+        self.0.write()
+    }
+
+    fn measures(&self) -> Vec<f64> {
+        self.0.measures()
+    }
+}
 
 /// Which part of an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

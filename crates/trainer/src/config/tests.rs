@@ -78,6 +78,7 @@ const EVERY_KEY: &[&str] = &[
     "base.quantise=nf4",
     "base.quantise_encoders=int8",
     "data.images=others",
+    "data.references=['before', 'masks']",
     "data.draw=neon",
     "data.resolution=512",
     "data.bucket_step=32",
@@ -263,6 +264,21 @@ fn paths_are_relative_to_what_they_are_typed_in() {
         run.data.images().unwrap().0.images,
         std::env::current_dir().unwrap().join("others")
     );
+}
+
+#[test]
+fn references_are_in_one_folder_or_up_to_three() {
+    let folders = |argument: &str| {
+        set(&[argument]).map(|run| run.data.images().unwrap().0.references.0.clone())
+    };
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(folders("data.references=before").unwrap(), [here.join("before")]);
+    let two = folders("data.references=['b', 'a']").unwrap();
+    assert_eq!(two, [here.join("b"), here.join("a")]);
+    for argument in ["['a', 'b', 'c', 'd']", "[1]", "['']"] {
+        let said = folders(&format!("data.references={argument}")).unwrap_err().to_string();
+        assert!(said.contains("`data.references"), "{said}");
+    }
 }
 
 #[test]

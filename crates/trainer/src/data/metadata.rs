@@ -1,16 +1,17 @@
-//! `metadata.jsonl`, a line of JSON per image, or `metadata.csv`, a row per image, in the two forms
-//! that other programs write: Hugging Face's imagefolder has `file_name` and `text`.
+//! `metadata.jsonl`, a line of JSON per image, or `metadata.csv`, a row per image, in the forms
+//! that other programs write: Hugging Face's imagefolder, musubi, `DiffSynth`.
 //!
 //! ```text
 //! {"file_name": "a.png", "text": "a dog"}
-//! {"image_path": "a.png", "caption": "a dog", "control_path": "edges/a.png"}
+//! {"image_path": "a.png", "caption": "a dog", "control_path_0": "in/a.png", "control_path_1": "in/b.png"}
+//! {"image": "a.png", "prompt": "a dog", "edit_image": ["in/a.png", "in/b.png"]}
 //! ```
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::problem::{Problem, ProblemKind};
 use super::{csv, text};
@@ -30,14 +31,15 @@ pub(super) struct MetadataEntry {
 /// Entries by the image's path.
 pub(super) type MetadataEntries = BTreeMap<PathBuf, MetadataEntry>;
 
-#[derive(Deserialize)]
-struct MetadataLine {
-    file_name: Option<PathBuf>,
-    image_path: Option<PathBuf>,
-    text: Option<String>,
-    caption: Option<String>,
-    control_path: Option<PathBuf>,
-}
+/// Columns that name the image, its caption and its references; of the first two, the first one found
+/// is taken.
+const IMAGE: [&str; 3] = ["file_name", "image_path", "image"];
+const CAPTION: [&str; 3] = ["text", "caption", "prompt"];
+const REFERENCES: [&str; 5] =
+    ["control_path", "edit_image", "reference", "references", "conditioning_image"];
+
+/// The columns of one image.
+type MetadataLine = Map<String, Value>;
 
 /// Reads a file line by line; a bad line is skipped and reported.
 pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Vec<Problem>) {
@@ -52,7 +54,7 @@ pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Ve
     for (number, line) in if is_table { rows(bytes) } else { lines(bytes) } {
         let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
         let line = line.map_err(malformed);
-        if let Err(kind) = line.and_then(|line| enter(path, number, line, entries)) {
+        if let Err(kind) = line.and_then(|line| enter(path, number, &line, entries)) {
             problems.push(Problem::skipped(path, kind));
         }
     }
@@ -84,52 +86,101 @@ fn rows(bytes: &[u8]) -> MetadataLines {
         if row.is_blank() {
             continue;
         }
-        let mut cells: BTreeMap<&[u8], Vec<u8>> =
-            names.iter().map(Vec::as_slice).zip(row.cells).collect();
-        let mut cell = |name: &str| {
-            cells.remove(name.as_bytes()).filter(|cell| !cell.is_empty()).map(text).transpose()
-        };
-        let mut line = || {
-            Ok(MetadataLine {
-                file_name: cell("file_name")?.map(Into::into),
-                image_path: cell("image_path")?.map(Into::into),
-                text: cell("text")?,
-                caption: cell("caption")?,
-                control_path: cell("control_path")?.map(Into::into),
-            })
-        };
-        rows.push((number, line()));
+        let cells = names.iter().zip(row.cells).filter(|(_, cell)| !cell.is_empty());
+        // Others may hold anything.
+        let known = cells.filter_map(|(name, cell)| Some((known_column(name)?.to_owned(), cell)));
+        let line = known.map(|(name, cell)| Ok((name, Value::String(text(cell)?))));
+        rows.push((number, line.collect()));
     }
     rows
+}
+
+fn known_column(name: &[u8]) -> Option<&str> {
+    let is_known = |name: &&str| {
+        IMAGE.contains(name) || CAPTION.contains(name) || reference_rank(name).is_some()
+    };
+    std::str::from_utf8(name).ok().filter(is_known)
 }
 
 fn enter(
     path: &Path,
     number: usize,
-    line: MetadataLine,
+    line: &MetadataLine,
     entries: &mut MetadataEntries,
 ) -> Result<(), ProblemKind> {
     let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
-    let name = line.file_name.or(line.image_path);
-    let name = name.ok_or_else(|| malformed("has neither file_name nor image_path".into()))?;
-    let image = existing(path, number, &name)?;
-    let references = line.control_path.iter().map(|name| existing(path, number, name));
-    let references = references.collect::<Result<Vec<_>, _>>()?;
+    let name = first_text(line, &IMAGE).map_err(malformed)?;
+    let name = name.ok_or_else(|| malformed("has no file_name, image_path or image".into()))?;
+    let image = existing(path, number, Path::new(name))?;
     if entries.contains_key(&image) {
-        return Err(malformed(format!("names {} again", name.display())));
+        return Err(malformed(format!("names {name} again")));
     }
-    let caption = line.text.or(line.caption).map(|caption| text::tidied(&caption));
+    let caption = first_text(line, &CAPTION).map_err(malformed)?.map(text::tidied);
+    // Whether they are there is seen when they are read: without one, the image is left out.
+    let references = references(line).map_err(malformed)?;
+    let references = references.iter().map(|name| beside(path, Path::new(name))).collect();
     entries.insert(image, MetadataEntry { from: path.into(), caption, references });
     Ok(())
 }
 
+/// The text of the first of these columns that is there.
+fn first_text<'a>(line: &'a MetadataLine, names: &[&str]) -> Result<Option<&'a str>, String> {
+    let found = names
+        .iter()
+        .find_map(|name| Some((name, line.get(*name)?)).filter(|(_, value)| !value.is_null()));
+    let Some((name, value)) = found else { return Ok(None) };
+    value.as_str().map(Some).ok_or_else(|| format!("{name} is not text"))
+}
+
+/// All that the columns name, in their order.
+fn references(line: &MetadataLine) -> Result<Vec<String>, String> {
+    let ranked = line.iter().filter_map(|(name, value)| Some((reference_rank(name)?, name, value)));
+    let mut columns: Vec<_> = ranked.collect();
+    columns.sort_by_key(|(rank, ..)| *rank);
+    let mut references = Vec::new();
+    for (_, name, value) in columns {
+        let named = names(value);
+        references
+            .extend(named.ok_or_else(|| format!("{name} is neither text nor a list of texts"))?);
+    }
+    references.retain(|name| !name.is_empty());
+    Ok(references)
+}
+
+/// What columns of references are sorted by: `control_path_0`, `control_path_1`, … by their numbers.
+fn reference_rank(column: &str) -> Option<(usize, u32)> {
+    let numbered = || column.strip_prefix("control_path_")?.parse().ok();
+    match REFERENCES.iter().position(|known| *known == column) {
+        Some(position) => Some((position, 0)),
+        None => numbered().map(|number| (0, number)),
+    }
+}
+
+/// One name or several; a cell of a table may hold a list as JSON has it.
+fn names(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::Null => Some(Vec::new()),
+        Value::String(text) => {
+            Some(serde_json::from_str(text).unwrap_or_else(|_| vec![text.clone()]))
+        }
+        Value::Array(values) => {
+            values.iter().map(|value| value.as_str().map(str::to_owned)).collect()
+        }
+        _ => None,
+    }
+}
+
 /// A path beside the metadata file, if there is a file.
 fn existing(metadata: &Path, line: usize, name: &Path) -> Result<PathBuf, ProblemKind> {
-    let path = plain(&metadata.parent().unwrap_or(Path::new("")).join(name));
+    let path = beside(metadata, name);
     if path.is_file() {
         return Ok(path);
     }
     Err(ProblemKind::MetadataMissingFile { line, name: name.display().to_string() })
+}
+
+fn beside(metadata: &Path, name: &Path) -> PathBuf {
+    plain(&metadata.parent().unwrap_or(Path::new("")).join(name))
 }
 
 /// Normalises `.` and `name/..`, so that one file has one path.

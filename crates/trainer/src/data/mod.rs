@@ -17,6 +17,7 @@ pub mod findings;
 mod header;
 mod listing;
 mod metadata;
+mod pairs;
 pub mod problem;
 pub mod resize;
 pub mod scan;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use weights::{BytesDoneFn, WeightsError};
 
-use super::metadata::{MetadataEntry, plain};
+use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
 use super::{header, text};
@@ -17,7 +17,7 @@ use crate::error::{Result, TrainerError};
 /// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
 
-/// Most references of an image. Taken: what the image-editing models were trained with, and the limit of other trainers.
+/// Most references of an image. Taken: Qwen-Image-Edit-2509 was trained with one to three.
 pub const MAX_REFERENCES: usize = 3;
 
 /// An image to train with.
@@ -31,7 +31,7 @@ pub struct ImageItem {
     pub size: [u32; 2],
     /// How often an epoch shows it.
     pub repeats: u32,
-    /// What is edited into it, for models that take reference images; reference 1 first, at most
+    /// What it was made from, for image-editing models; reference 1 first, at most
     /// [`MAX_REFERENCES`].
     pub references: Vec<ReferenceImage>,
 }
@@ -54,24 +54,20 @@ pub struct FolderScan {
     pub problems: Vec<Problem>,
 }
 
-/// Looks through a folder and all below. Fails only if the folder itself cannot be read, or `tick`, which is asked
-/// before each image, says to stop.
-pub fn scan(folder: &Path, tick: BytesDoneFn<'_>) -> Result<FolderScan> {
-    fs::read_dir(folder).map_err(|source| TrainerError::Io {
-        what: "read",
-        path: folder.into(),
-        source,
-    })?;
-    let found = walk(folder);
+/// Looks through a folder and all below. `references` are folders of reference images for those in `folder`, by name.
+/// Fails only if one of these folders cannot be read, or `tick`, which is asked before each image, says to stop.
+pub fn scan(folder: &Path, references: &[PathBuf], tick: BytesDoneFn<'_>) -> Result<FolderScan> {
+    for path in std::iter::once(folder).chain(references.iter().map(PathBuf::as_path)) {
+        let read = |source| TrainerError::Io { what: "read", path: path.into(), source };
+        fs::read_dir(path).map_err(read)?;
+    }
+    let found = walk(folder, references);
     let mut entries = found.entries;
     let mut problems = found.problems;
-    // Whatever it is called, metadata knows it.
-    problems.retain(|problem| {
-        problem.kind != ProblemKind::Ignored || !entries.contains_key(&plain(&problem.path))
-    });
-    let mut scan = FolderScan { items: Vec::new(), problems };
     let references: BTreeSet<PathBuf> =
         entries.values().flat_map(|entry| entry.references.clone()).collect();
+    problems.retain(|problem| !is_settled(problem, &entries, &references));
+    let mut scan = FolderScan { items: Vec::new(), problems };
     for candidate in found.candidates {
         if !tick(0) {
             return Err(WeightsError::Cancelled.into());
@@ -95,6 +91,23 @@ pub fn scan(folder: &Path, tick: BytesDoneFn<'_>) -> Result<FolderScan> {
     // One reference may belong to several images.
     scan.problems.dedup();
     Ok(scan)
+}
+
+/// Whether metadata says what the name does not.
+fn is_settled(
+    problem: &Problem,
+    entries: &MetadataEntries,
+    references: &BTreeSet<PathBuf>,
+) -> bool {
+    let path = plain(&problem.path);
+    match problem.kind {
+        ProblemKind::Ignored => entries.contains_key(&path) || references.contains(&path),
+        ProblemKind::ReferenceMissing { .. } => {
+            entries.get(&path).is_some_and(|entry| !entry.references.is_empty())
+        }
+        ProblemKind::ReferenceUnpaired { .. } => references.contains(&path),
+        _ => false,
+    }
 }
 
 impl FolderScan {

@@ -1,6 +1,8 @@
 //! Images against Pillow, folders against what they should be read as, damaged files against
 //! everything. Reference images are in `tests/golden/images`, with the script that made them.
 
+mod references;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -239,7 +241,20 @@ impl Folder {
 
     /// Items as `path: caption`, with repeats and references if there are any, then problems.
     fn check(&self, items: &[&str], problems: &[&str]) -> FolderScan {
-        let found = scan(self.0.path(), &|_| true).unwrap();
+        self.check_folders("", &[], items, problems)
+    }
+
+    /// The same of a folder in it, with folders of references.
+    fn check_folders(
+        &self,
+        images: &str,
+        references: &[&str],
+        items: &[&str],
+        problems: &[&str],
+    ) -> FolderScan {
+        let references: Vec<PathBuf> = references.iter().map(|name| self.path(name)).collect();
+        let images = if images.is_empty() { self.0.path().into() } else { self.path(images) };
+        let found = scan(&images, &references, &|_| true).unwrap();
         let root = format!("{}{}", self.0.path().display(), std::path::MAIN_SEPARATOR);
         let short = |path: &Path| path.display().to_string().replace(&root, "");
         let shown: Vec<_> = found
@@ -264,7 +279,7 @@ impl Folder {
             })
             .collect();
         assert_eq!(shown, problems);
-        assert_eq!(scan(self.0.path(), &|_| true).unwrap(), found, "a second time");
+        assert_eq!(scan(&images, &references, &|_| true).unwrap(), found, "a second time");
         found
     }
 }
@@ -361,10 +376,10 @@ fn images_that_cannot_be_used_are_skipped() {
             "skipped: f.png is too large: 60000 x 60000 pixels are 3600000000, most is 256000000",
         ],
     );
-    assert!(scan(&folder.path("nothing"), &|_| true).is_err());
-    let stopped = scan(&folder.path(""), &|_| false).unwrap_err();
+    assert!(scan(&folder.path("nothing"), &[], &|_| true).is_err());
+    let stopped = scan(&folder.path(""), &[], &|_| false).unwrap_err();
     assert!(stopped.is_cancelled(), "{stopped}");
-    assert!(scan(&folder.path("a.png"), &|_| true).is_err());
+    assert!(scan(&folder.path("a.png"), &[], &|_| true).is_err());
 }
 
 #[test]
@@ -395,37 +410,6 @@ fn folders_name_repeats_and_class() {
 }
 
 #[test]
-fn references_pair_by_name() {
-    let folder = Folder::new(&[
-        ("images/a.png", IMAGE),
-        ("images/a.txt", b"a"),
-        ("images/b.png", IMAGE),
-        ("images/b.txt", b"b"),
-        ("images/c.png", IMAGE),
-        ("images/c.txt", b"c"),
-        ("images/sub/d.png", IMAGE),
-        ("images/sub/d.txt", b"d"),
-        ("control/a.jpg", IMAGE),
-        ("control/b.png", b""),
-        ("control/sub/d.png", IMAGE),
-        ("control/z.png", IMAGE),
-    ]);
-    folder.check(
-        &[
-            "images/a.png: a + control/a.jpg",
-            "images/c.png: c",
-            "images/sub/d.png: d + control/sub/d.png",
-        ],
-        &[
-            "skipped: control/b.png has zero bytes",
-            "skipped: control/z.png is a reference without an image of the same name in images",
-            "skipped: images/b.png has a reference that cannot be used: control/b.png",
-            "warning: images/c.png has no reference of the same name in control",
-        ],
-    );
-}
-
-#[test]
 fn metadata_names_images() {
     let lines = "\u{feff}{\"file_name\": \"a.png\", \"text\": \" a dog \"}\r\n\
         {\"image_path\": \"./sub/b.png\", \"caption\": \"b\", \"control_path\": \"edges/b.png\"}\n\
@@ -450,7 +434,7 @@ fn metadata_names_images() {
         &[
             "warning: a.png has two captions that differ: that of metadata.jsonl is taken",
             "skipped: metadata.jsonl line 4 names a missing file: gone.png",
-            "skipped: metadata.jsonl line 5 is malformed: has neither file_name nor image_path",
+            "skipped: metadata.jsonl line 5 is malformed: has no file_name, image_path or image",
             "skipped: metadata.jsonl line 6 is malformed: names a.png again",
             "skipped: metadata.jsonl line 8 is malformed: EOF while parsing a value at line 1 column 14",
         ],

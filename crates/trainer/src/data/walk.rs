@@ -2,12 +2,13 @@
 //! the same name, metadata. Looks at names only; what is in the files is `scan`'s.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::listing::FolderListing;
 use super::metadata::{self, MetadataEntries};
+use super::pairs::{InputsByOutput, ReferenceFolder, folder_pair};
 use super::problem::{Problem, ProblemKind};
 
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
@@ -33,6 +34,8 @@ pub(super) struct FolderWalk {
     pub(super) problems: Vec<Problem>,
     /// Folders by their real paths, which ends loops of links.
     seen: BTreeSet<PathBuf>,
+    /// Folders of references, likewise.
+    set_apart: BTreeSet<PathBuf>,
 }
 
 /// What is known of a folder from those above it.
@@ -40,14 +43,16 @@ pub(super) struct FolderWalk {
 struct FolderContext {
     repeats: u32,
     class: Option<String>,
-    /// Where references for its images are.
-    references: Option<PathBuf>,
+    /// Where references for its images are: reference 1 first.
+    references: Vec<PathBuf>,
 }
 
-/// Walks through a folder and all below.
-pub(super) fn walk(folder: &Path) -> FolderWalk {
-    let mut walk = FolderWalk::default();
-    walk.folder(folder, &FolderContext { repeats: 1, class: None, references: None });
+/// Walks through a folder and all below. `references` are folders of references for it, and not
+/// trained on if they are below it.
+pub(super) fn walk(folder: &Path, references: &[PathBuf]) -> FolderWalk {
+    let set_apart = references.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+    let mut walk = FolderWalk { set_apart, ..FolderWalk::default() };
+    walk.folder(folder, &FolderContext { repeats: 1, class: None, references: references.into() });
     walk
 }
 
@@ -61,8 +66,9 @@ impl FolderWalk {
         for path in &listing.metadata {
             metadata::read(path, &mut self.entries, &mut self.problems);
         }
+        let n_before = self.candidates.len();
         self.images(path, &listing, &place);
-        self.unused(&listing);
+        self.unused(&listing, n_before);
         self.folders(&listing, &place);
     }
 
@@ -101,41 +107,64 @@ impl FolderWalk {
     }
 
     fn images(&mut self, folder: &Path, listing: &FolderListing, place: &FolderContext) {
-        let references = place.references.as_deref().map(references_by_stem).unwrap_or_default();
-        let mut unpaired = references.clone();
+        let inputs = InputsByOutput::find(&listing.images, &mut self.problems);
+        let images: Vec<&PathBuf> =
+            listing.images.iter().filter(|path| !inputs.is_input(path)).collect();
+        let stems: BTreeSet<&OsStr> = images.iter().filter_map(|path| path.file_stem()).collect();
+        let read = |path: &PathBuf| ReferenceFolder::read(path, &stems, &mut self.problems);
+        let mut references: Vec<ReferenceFolder> = place.references.iter().map(read).collect();
+        self.shared_names(&images);
+        for path in images {
+            let stem = path.file_stem().unwrap_or_default();
+            let captions = inputs.caption_stems(stem, &stems).into_iter();
+            let captions = captions.filter_map(|stem| listing.captions.get(&stem));
+            let mut own = inputs.inputs(stem);
+            if own.is_empty() {
+                own = self.references(path, &mut references);
+            }
+            self.candidates.push(ImageCandidate {
+                path: path.clone(),
+                captions: captions.flatten().cloned().collect(),
+                references: own,
+                repeats: place.repeats,
+                class: place.class.clone(),
+            });
+        }
+        for reference in references.iter().flat_map(ReferenceFolder::unpaired) {
+            self.skip(reference, ProblemKind::ReferenceUnpaired { folder: folder.into() });
+        }
+    }
+
+    fn shared_names(&mut self, images: &[&PathBuf]) {
         let mut first: BTreeMap<&OsStr, &Path> = BTreeMap::new();
-        for path in &listing.images {
+        for path in images {
             let stem = path.file_stem().unwrap_or_default();
             if let Some(other) = first.get(stem) {
                 self.warn(path, ProblemKind::DuplicateStem { other: other.to_path_buf() });
             }
             first.entry(stem).or_insert(path);
-            if let Some(folder) =
-                place.references.as_ref().filter(|_| !references.contains_key(stem))
-            {
-                self.warn(path, ProblemKind::ReferenceMissing { folder: folder.clone() });
-            }
-            unpaired.remove(stem);
-            self.candidates.push(ImageCandidate {
-                path: path.clone(),
-                captions: listing.captions.get(stem).cloned().unwrap_or_default(),
-                references: references.get(stem).cloned().into_iter().collect(),
-                repeats: place.repeats,
-                class: place.class.clone(),
-            });
-        }
-        for reference in unpaired.values() {
-            self.skip(reference, ProblemKind::ReferenceUnpaired { folder: folder.into() });
         }
     }
 
-    /// Nobody should believe that these are trained on.
-    fn unused(&mut self, listing: &FolderListing) {
-        let stems: BTreeSet<&OsStr> =
-            listing.images.iter().filter_map(|path| path.file_stem()).collect();
-        let unpaired =
-            listing.captions.iter().filter(|(stem, _)| !stems.contains(stem.as_os_str()));
-        for path in unpaired.flat_map(|(_, paths)| paths) {
+    /// Those of an image, from every folder.
+    fn references(&mut self, image: &Path, folders: &mut [ReferenceFolder]) -> Vec<PathBuf> {
+        let mut references = Vec::new();
+        for folder in folders {
+            let found = folder.take(image.file_stem().unwrap_or_default());
+            if found.is_empty() {
+                self.warn(image, ProblemKind::ReferenceMissing { folder: folder.path.clone() });
+            }
+            references.extend(found);
+        }
+        references
+    }
+
+    /// Nobody should believe that these are trained on. `n_before` candidates are of other folders.
+    fn unused(&mut self, listing: &FolderListing, n_before: usize) {
+        let candidates = &self.candidates[n_before..];
+        let used: BTreeSet<PathBuf> =
+            candidates.iter().flat_map(|image| &image.captions).cloned().collect();
+        for path in listing.captions.values().flatten().filter(|path| !used.contains(*path)) {
             self.skip(path, ProblemKind::CaptionUnpaired);
         }
         for path in &listing.others {
@@ -144,31 +173,24 @@ impl FolderWalk {
     }
 
     fn folders(&mut self, listing: &FolderListing, place: &FolderContext) {
-        let named = |name: &str| {
-            let is_named =
-                |path: &&PathBuf| path.file_name().is_some_and(|n| n.eq_ignore_ascii_case(name));
-            listing.folders.iter().find(is_named)
-        };
-        let pair = named("images").zip(named("control"));
+        let pair = folder_pair(&listing.folders);
         for path in &listing.folders {
-            let references = match (pair, &place.references) {
-                (Some((_, control)), _) if control == path => continue,
-                (Some((images, control)), _) if images == path => Some(control.clone()),
+            let references = match &pair {
+                Some(pair) if pair.references.contains(path) => continue,
+                Some(pair) if pair.target == *path => pair.references.clone(),
                 // Folders below pair with those of the same name.
-                (_, Some(references)) => path.file_name().map(|name| references.join(name)),
-                _ => None,
+                _ => {
+                    let name = path.file_name().unwrap_or_default();
+                    place.references.iter().map(|folder| folder.join(name)).collect()
+                }
             };
-            self.folder(path, &FolderContext { references, ..place.clone() });
+            let is_set_apart =
+                fs::canonicalize(path).is_ok_and(|real| self.set_apart.contains(&real));
+            if !is_set_apart {
+                self.folder(path, &FolderContext { references, ..place.clone() });
+            }
         }
     }
-}
-
-/// A folder that is not there has none; its images are then reported to lack theirs.
-fn references_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
-    let images = FolderListing::read(folder).unwrap_or_default().images;
-    // In reverse, so that the first of two with one name stays.
-    let named = |path: PathBuf| (path.file_stem().unwrap_or_default().to_owned(), path);
-    images.into_iter().rev().map(named).collect()
 }
 
 /// `10_sks dog` means ten times, and `sks dog` where there is no caption (kohya's folders).

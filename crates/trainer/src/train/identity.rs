@@ -53,7 +53,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 14] = [
+const FREE_KEYS: [&str; 15] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -63,6 +63,7 @@ const FREE_KEYS: [&str; 14] = [
     "base.vae",
     "base.text_encoders",
     "data.images",
+    "data.references",
     "data.cache",
     "text.path",
     "text.cache",

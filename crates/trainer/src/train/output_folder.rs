@@ -74,7 +74,11 @@ fn check_disjoint(config: &RunConfig) -> Result<()> {
 /// Files and folders that samples are read from, with their keys.
 fn trained_on(config: &RunConfig) -> Vec<(&'static str, &Path)> {
     match &config.data {
-        TrainingData::Images { data, .. } => vec![("data.images", &data.images)],
+        TrainingData::Images { data, .. } => {
+            let references =
+                data.references.0.iter().map(|path| ("data.references", path.as_path()));
+            std::iter::once(("data.images", data.images.as_path())).chain(references).collect()
+        }
         TrainingData::Texts { text, .. } => {
             let mut all = vec![("text.path", text.path.as_path())];
             if let HeldOut::Path(path) = &text.validation {
