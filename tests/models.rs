@@ -320,6 +320,8 @@ pub fn request() -> ImageRequest {
         guidance: GuidanceScales { guidance: 5.0, true_cfg: 1.0 },
         seed: 1,
         latents: Some(golden().join("pipeline/golden.safetensors")),
+        references: Vec::new(),
+        reference_resolution: 1024,
         precision: Precision::plain(Dtype::F32),
     }
 }

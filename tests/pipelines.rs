@@ -88,6 +88,8 @@ impl Reference {
             },
             seed: 1,
             latents: Some(self.folder.join("golden.safetensors")),
+            references: Vec::new(),
+            reference_resolution: 1024,
             precision: Precision::plain(Dtype::F32),
         };
         let job = SampleJob::new(&self.pipeline, request).unwrap();

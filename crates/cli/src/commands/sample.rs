@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use trainer::TrainerError;
+use trainer::data::reference::read_reference;
 use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::editing::REFERENCE_RESOLUTION;
 use trainer::model::diffusion::family::DiffusionFamily;
 use trainer::model::diffusion::guidance::{Guidance, GuidanceScales};
 use trainer::model::diffusion::text::EncoderLoading;
@@ -37,6 +39,7 @@ Examples:
   hearth sample --base stable-diffusion-3.5-medium --prompt 'a red fox in the snow'
   hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --out fox.png
   hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out images/
+  hearth sample --base FLUX.1-Kontext-dev --reference room.jpg --prompt 'paint the walls green'
   hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
   hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
@@ -95,7 +98,7 @@ struct SampleImageArgs {
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
-    /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3]
+    /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3; as the last reference]
     #[arg(long, value_name = "WxH", value_parser = size)]
     size: Option<[usize; 2]>,
 
@@ -118,6 +121,14 @@ struct SampleImageArgs {
     #[arg(long, value_name = "TEXT")]
     negative: Option<String>,
 
+    /// Reference image of an editing model (FLUX.1 Kontext, Qwen-Image-Edit); several times for several
+    #[arg(long, value_name = "IMAGE")]
+    reference: Vec<PathBuf>,
+
+    /// References are scaled to the area of a square with this side [default: 1024, as the models' own pipelines]
+    #[arg(long, value_name = "PIXELS", requires = "reference", value_parser = clap::value_parser!(u32).range(32..=8192))]
+    reference_resolution: Option<u32>,
+
     /// Start from the tensor `latents` of a file instead of noise from the seed
     #[arg(long, value_name = "FILE")]
     latents: Option<PathBuf>,
@@ -129,7 +140,8 @@ struct SampleImageArgs {
 impl SampleImageArgs {
     /// The first of them that was typed, for a model that has no use for it.
     fn first_typed(&self) -> Option<&'static str> {
-        let Self { out, size, steps, guidance, true_cfg, negative, latents, parts } = self;
+        let Self { out, size, steps, guidance, true_cfg, negative, .. } = self;
+        let Self { reference, reference_resolution, latents, parts, .. } = self;
         let typed = [
             ("--out", out.is_some()),
             ("--size", size.is_some()),
@@ -137,6 +149,8 @@ impl SampleImageArgs {
             ("--guidance", guidance.is_some()),
             ("--true-cfg", true_cfg.is_some()),
             ("--negative", negative.is_some()),
+            ("--reference", !reference.is_empty()),
+            ("--reference-resolution", reference_resolution.is_some()),
             ("--latents", latents.is_some()),
         ];
         let typed = typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name);
@@ -268,11 +282,13 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
     let SampleImageArgs { size, steps, guidance, true_cfg, negative, latents, .. } =
         &arguments.images;
     refuse_idle_scales(&arguments.images, family)?;
+    let SampleImageArgs { reference: references, reference_resolution, .. } = &arguments.images;
     let usual = family.sampling;
+    let edited = references.last().and_then(|path| edited_size(path, family));
     Ok(ImageRequest {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_default(),
-        size: size.unwrap_or([usual.resolution; 2]),
+        size: size.or(edited).unwrap_or([usual.resolution; 2]),
         steps: steps.map_or(usual.steps, |steps| steps as usize),
         guidance: GuidanceScales {
             guidance: guidance.unwrap_or(usual.guidance as f32),
@@ -280,8 +296,17 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
         },
         seed: arguments.seed,
         latents: latents.clone(),
+        references: references.clone(),
+        reference_resolution: reference_resolution.unwrap_or(REFERENCE_RESOLUTION) as usize,
         precision: arguments.formats.precision(),
     })
+}
+
+/// The size of an edited image where none is asked for: that in which the model sees the last reference.
+fn edited_size(path: &Path, family: &DiffusionFamily) -> Option<[usize; 2]> {
+    let image = read_reference(path).ok()?;
+    let size = family.editing?.vae_size(image.size, REFERENCE_RESOLUTION);
+    Some(size.map(|side| side as usize))
 }
 
 /// A scale, or a negative prompt, that nothing would use is refused.

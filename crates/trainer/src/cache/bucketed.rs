@@ -7,19 +7,34 @@ use weights::BytesDoneFn;
 use super::scaled::RESOLUTIONS;
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::data::findings::explained;
-use crate::data::{Bucket, Buckets, ImageItem, Problem, ProblemKind, scan};
+use crate::data::{
+    Bucket, Buckets, ImageItem, Problem, ProblemKind, ReferenceSize, SampleSize, scan,
+};
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::editing::Editing;
 
 /// Chosen: what an epoch's order takes in memory stays below a gigabyte.
 const MAX_EPOCH_SAMPLES: u64 = 100_000_000;
+
+/// The longest ratio of a reference's sides. Taken: transformers' `smart_resize` for Qwen2.5-VL.
+const MAX_REFERENCE_RATIO: u32 = 200;
 
 /// An image in its size.
 pub(crate) struct BucketedImage {
     pub item: ImageItem,
     pub bucket: Bucket,
+    /// The sizes of its references, for a model that takes them.
+    pub references: Vec<ReferenceSize>,
     /// How often an epoch shows it.
     pub repeats: u32,
+}
+
+impl BucketedImage {
+    /// What its work depends on.
+    pub fn size(&self) -> SampleSize {
+        SampleSize::new(self.bucket, self.references.iter().copied())
+    }
 }
 
 /// What a folder's headers give.
@@ -37,17 +52,60 @@ pub(crate) fn assign_buckets(
 ) -> Result<BucketedFolder> {
     let buckets = buckets(pipeline, data)?;
     let found = scan(&data.images, &data.references.0, tick)?;
-    let placed = |item: ImageItem| {
+    let (mut images, mut problems) = (Vec::new(), found.problems);
+    for item in found.items {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
         let repeats = u32::try_from(repeats).unwrap_or(u32::MAX);
-        BucketedImage { bucket: buckets.choose(item.size), item, repeats }
-    };
-    let images: Vec<BucketedImage> = found.items.into_iter().map(placed).collect();
-    check_any(images.iter().map(|image| image.repeats), data, &found.problems)?;
+        let references = match reference_sizes(pipeline, data, &item) {
+            Ok(references) => references,
+            Err(kind) => {
+                problems.push(Problem::skipped(item.path, kind));
+                continue;
+            }
+        };
+        if references.len() < item.references.len() {
+            problems.push(Problem::warning(&item.path, ProblemKind::ReferencesUnused));
+        }
+        let bucket = buckets.choose(item.size);
+        images.push(BucketedImage { item, bucket, references, repeats });
+    }
+    check_any(images.iter().map(|image| image.repeats), data, &problems)?;
     check_sizes(pipeline, &images)?;
-    let scaled_up = images.iter().filter_map(|image| scaled_up(image, data));
-    let problems = found.problems.into_iter().chain(scaled_up).collect();
+    problems.extend(images.iter().filter_map(|image| scaled_up(image, data)));
     Ok(BucketedFolder { images, problems })
+}
+
+/// The sizes of an image's references; none for a model that takes none.
+fn reference_sizes(
+    pipeline: &Pipeline,
+    data: &DataConfig,
+    item: &ImageItem,
+) -> std::result::Result<Vec<ReferenceSize>, ProblemKind> {
+    let Some(editing) = pipeline.family().editing else { return Ok(Vec::new()) };
+    let (n, most) = (item.references.len(), editing.max_references);
+    match n {
+        0 => return Err(ProblemKind::ReferenceNone),
+        n if n > most => return Err(ProblemKind::ReferencesTooMany { n, most }),
+        _ => {}
+    }
+    let sizes = item.references.iter().map(|reference| {
+        let [width, height] = reference.size;
+        if width.max(height) / width.min(height).max(1) > MAX_REFERENCE_RATIO {
+            let (size, most) = (reference.size, MAX_REFERENCE_RATIO);
+            return Err(ProblemKind::ReferenceTooLong { size, most });
+        }
+        Ok(reference_size(editing, reference.size, data.reference_resolution))
+    });
+    sizes.collect()
+}
+
+/// The sizes in which an editing model sees a reference.
+pub(crate) fn reference_size(editing: Editing, size: [u32; 2], resolution: usize) -> ReferenceSize {
+    let resolution = resolution as u32;
+    ReferenceSize {
+        vae: editing.vae_size(size, resolution).into(),
+        encoder: editing.encoder_size(size, resolution).map(Bucket::from),
+    }
 }
 
 /// That an image is smaller than its bucket, with the resolution that it fits.
@@ -158,7 +216,8 @@ mod tests {
         let said = |size: [u32; 2]| {
             let (path, caption) = ("a.png".into(), String::new());
             let item = ImageItem { path, caption, size, repeats: 1, references: Vec::new() };
-            let image = BucketedImage { item, bucket: buckets.choose(size), repeats: 1 };
+            let (bucket, references) = (buckets.choose(size), Vec::new());
+            let image = BucketedImage { item, bucket, references, repeats: 1 };
             scaled_up(&image, data).map(|problem| problem.to_string())
         };
         assert_eq!(said([1024, 1024]), None);

@@ -8,14 +8,16 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Scope, available_parallelism, scope};
 
-use compute::{Device, Dtype, Params, Tape};
+use compute::{Device, Dtype};
 use weights::checksum::FileStamp;
 
 use super::IMAGES_PHASE;
 use super::index::{CacheIndex, CachedLatents, condition_entry};
+use super::reference::{CachedPrompt, CachedReference};
 use super::select::CachedSample;
 use super::store::CacheKey;
 use crate::cost::{Cost, check_cancelled};
+use crate::data::reference::scaled_reference;
 use crate::data::{
     Bucket, Crop, Pixels, Problem, ProblemKind, SizeCounts, decode, resize_and_crop, to_chw,
 };
@@ -23,8 +25,7 @@ use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, Prompt};
-use crate::model::diffusion::vae::LatentShape;
-use crate::model::host::to_vec;
+use crate::model::diffusion::vae::{LatentShape, vae_moments};
 use crate::model::vae::VaeEncoder;
 use crate::progress::{ProgressEvent, ProgressFn};
 
@@ -54,20 +55,39 @@ pub(super) struct PendingImage {
     path: PathBuf,
     stamp: FileStamp,
     pub bucket: Bucket,
-    crop: Crop,
+    fit: ImageFit,
     /// Mirrored or not, and where the latents go.
     pub wanted: Vec<(bool, CacheKey)>,
+}
+
+/// How an image becomes as large as its bucket.
+#[derive(Clone, Copy)]
+enum ImageFit {
+    /// Scaled and cropped: an image to train on.
+    Crop(Crop),
+    /// Scaled alone: a reference, of which a model sees the means of its latents.
+    Whole,
 }
 
 impl PendingImage {
     pub fn new(sample: &CachedSample, wanted: Vec<(bool, CacheKey)>) -> Self {
         let CachedSample { path, stamp, bucket, crop, .. } = sample;
-        Self { path: path.clone(), stamp: *stamp, bucket: *bucket, crop: *crop, wanted }
+        let fit = ImageFit::Crop(*crop);
+        Self { path: path.clone(), stamp: *stamp, bucket: *bucket, fit, wanted }
+    }
+
+    pub fn reference(reference: &CachedReference, wanted: Vec<(bool, CacheKey)>) -> Self {
+        let CachedReference { path, stamp, size, .. } = reference;
+        let fit = ImageFit::Whole;
+        Self { path: path.clone(), stamp: *stamp, bucket: size.vae, fit, wanted }
     }
 
     /// Opens and scales it.
     fn pixels(&self) -> std::result::Result<Pixels, ProblemKind> {
-        let pixels = resize_and_crop(&decode(&self.path)?, self.bucket, self.crop);
+        let pixels = match self.fit {
+            ImageFit::Crop(crop) => resize_and_crop(&decode(&self.path)?, self.bucket, crop),
+            ImageFit::Whole => scaled_reference(&self.path, self.bucket)?,
+        };
         // Its latents would lie under the address of what it was.
         if FileStamp::read(&self.path).ok() != Some(self.stamp) {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
@@ -188,19 +208,22 @@ impl<'a> EncodeBatches<'a> {
             None => self.pipeline.vae.load_encoder(self.device, PRECISION, &tick)?,
         };
         let encoder = self.encoder.insert(encoder);
-        let mut wanted = Vec::<(CacheKey, Vec<f32>)>::new();
+        let mut wanted = Vec::<(CacheKey, ImageFit, Vec<f32>)>::new();
         for (image, pixels) in batch {
             for (is_mirrored, at) in &image.wanted {
                 // Several files may hold the same image.
-                if !index.store.has(at) && wanted.iter().all(|(other, _)| other != at) {
-                    wanted.push((*at, to_chw(pixels, *is_mirrored)));
+                if !index.store.has(at) && wanted.iter().all(|(other, ..)| other != at) {
+                    wanted.push((*at, image.fit, to_chw(pixels, *is_mirrored)));
                 }
             }
         }
         for wanted in wanted.chunks(batch_size(bucket)) {
-            let input: Vec<_> = wanted.iter().map(|(_, numbers)| numbers.as_slice()).collect();
+            let input: Vec<_> = wanted.iter().map(|(.., numbers)| numbers.as_slice()).collect();
             let latents = encode(encoder, self.device, &input, bucket)?;
-            for ((at, _), latents) in wanted.iter().zip(latents) {
+            for ((at, fit, _), mut latents) in wanted.iter().zip(latents) {
+                if matches!(fit, ImageFit::Whole) {
+                    latents.std.clear();
+                }
                 index.store.put(*at, latents.entry())?;
             }
         }
@@ -242,18 +265,8 @@ fn encode(
     images: &[&[f32]],
     bucket: Bucket,
 ) -> Result<Vec<CachedLatents>> {
-    let params = Params::default();
-    let tape = Tape::inference(device, &params, 0);
-    let sizes = [images.len(), 3, bucket.height, bucket.width];
-    let input = device.upload(sizes, &images.concat())?;
-    let encoded = encoder.forward(&tape, &input)?;
-    let moments = to_vec(encoded.tensor())?;
-    let shape = encoded.tensor().shape();
-    let [n, channels, height, width] = shape.sizes() else {
-        unreachable!("images have four dimensions, and so have latents")
-    };
-    let latent = LatentShape::image(channels / 2, *height, *width);
-    Ok(moments.chunks(moments.len() / n).map(|moments| to_latents(moments, latent)).collect())
+    let (moments, shape) = vae_moments(encoder, device, images, [bucket.width, bucket.height])?;
+    Ok(moments.iter().map(|moments| to_latents(moments, shape)).collect())
 }
 
 fn to_latents(moments: &[f32], shape: LatentShape) -> CachedLatents {
@@ -263,30 +276,30 @@ fn to_latents(moments: &[f32], shape: LatentShape) -> CachedLatents {
     CachedLatents { mean: mean.to_vec(), std: deviation, shape }
 }
 
-/// Puts the prompts of texts into the index.
+/// Puts prompts into the index.
 pub(super) fn encode_texts(
     pipeline: &Pipeline,
     device: &Device,
     encoding: EncodingOptions,
-    texts: &[String],
+    prompts: &[CachedPrompt],
     index: &mut CacheIndex,
     on_progress: ProgressFn<'_>,
 ) -> Result<()> {
-    for texts in texts.chunks(TEXTS_PER_BATCH) {
-        let begin =
-            |name, _: &Device| _ = on_progress(ProgressEvent::Phase { name, total: texts.len() });
+    for prompts in prompts.chunks(TEXTS_PER_BATCH) {
+        let total = prompts.len();
+        let begin = |name, _: &Device| _ = on_progress(ProgressEvent::Phase { name, total });
         let tick = |bytes| on_progress(ProgressEvent::Loaded(bytes));
         let watch = EncodeCallbacks {
             on_begin: &begin,
             tick: &tick,
             on_encoded: &|| on_progress(ProgressEvent::Done),
         };
-        let mut left = texts.iter();
-        let prompts: Vec<Prompt> = texts.iter().cloned().map(Prompt::from).collect();
-        pipeline.encoders.encode_each(device, encoding, &prompts, watch, &mut |condition| {
-            let text = left.next().expect("there is a condition for each text");
+        let mut left = prompts.iter();
+        let encoded: Vec<Prompt> = prompts.iter().map(CachedPrompt::to_encode).collect();
+        pipeline.encoders.encode_each(device, encoding, &encoded, watch, &mut |condition| {
+            let prompt = left.next().expect("there is a condition for each prompt");
             let entry = condition_entry(&condition, encoding.precision.dtype);
-            index.store.put(index.cache_key(text), entry)
+            index.store.put(index.cache_key(prompt), entry)
         })?;
     }
     Ok(())

@@ -20,7 +20,7 @@ use weights::{Catalog, FileDtype, TensorEncoding, TensorInfo};
 
 use super::index::condition_entry;
 use super::select::CachedSample;
-use super::{CacheBuilder, CachedLatents, missing_images};
+use super::{CacheBuilder, CachedLatents, CachedPrompt, missing_images};
 use crate::cost::check_cancelled;
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
@@ -69,16 +69,16 @@ impl CacheBuilder<'_> {
             }
             check_cancelled(on_progress(ProgressEvent::Done))?;
         }
-        if !self.index.store.has(&self.index.cache_key(""))
+        if !self.index.store.has(&self.index.cache_key(&"".into()))
             && let Ok(condition) = self.prompt(&folder, EMPTY)
         {
-            self.put_text("", &condition)?;
+            self.put_prompt(&"".into(), &condition)?;
             imported.texts += 1;
         }
         self.index.store.flush()?;
-        let Self { index, images, texts, .. } = self;
+        let Self { index, images, prompts, .. } = self;
         *images = missing_images(index);
-        texts.retain(|text| !index.store.has(&index.cache_key(text)));
+        prompts.retain(|prompt| !index.store.has(&index.cache_key(prompt)));
         Ok(imported)
     }
 
@@ -102,10 +102,11 @@ impl CacheBuilder<'_> {
             self.refuse(sample, "the other cache has no mirror images (data.flip)".into());
         }
         let text = self.index.plain_text(sample);
-        if !self.index.store.has(&self.index.cache_key(&text)) {
+        let prompt = sample.prompt(text.clone(), false);
+        if !self.index.store.has(&self.index.cache_key(&prompt)) {
             match self.caption(folder, sample, &text) {
                 Ok(condition) => {
-                    self.put_text(&text, &condition)?;
+                    self.put_prompt(&prompt, &condition)?;
                     imported.texts += 1;
                 }
                 Err(why) => self.refuse(sample, why),
@@ -142,9 +143,9 @@ impl CacheBuilder<'_> {
         self.prompt(folder, &format!("{}.txt", stem.to_string_lossy()))
     }
 
-    fn put_text(&mut self, text: &str, condition: &Condition) -> Result<()> {
+    fn put_prompt(&mut self, prompt: &CachedPrompt, condition: &Condition) -> Result<()> {
         let entry = condition_entry(condition, self.precision.dtype);
-        self.index.store.put(self.index.cache_key(text), entry)
+        self.index.store.put(self.index.cache_key(prompt), entry)
     }
 
     /// The tokens that the mask counts.

@@ -2,10 +2,12 @@
 //! Reads from any thread; nothing here computes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use compute::Dtype;
 use weights::checksum::{Hash, Hasher};
 
+use super::reference::{CachedPrompt, CachedReference};
 use super::select::CachedSample;
 use super::store::{CacheEntry, CacheKey, CacheStore, StoredTensor};
 use crate::data::caption::{self, CaptionDraws, CaptionSettings};
@@ -28,6 +30,8 @@ pub struct CacheIndex {
     /// How many texts can be asked for.
     pub n_texts: usize,
     pub(super) captions: CaptionSettings,
+    /// The references of each sample image.
+    pub(super) sample_references: Vec<Vec<Arc<CachedReference>>>,
     pub(super) store: CacheStore,
     /// The checksum of what makes a prompt of a text.
     pub(super) encoders_hash: Hash,
@@ -39,7 +43,7 @@ pub struct CacheIndex {
 pub struct CachedLatents {
     /// Means.
     pub mean: Vec<f32>,
-    /// Standard deviations.
+    /// Standard deviations; none of a reference image, of which models see the means.
     pub std: Vec<f32>,
     /// The shape of both.
     pub shape: LatentShape,
@@ -59,26 +63,52 @@ impl CacheIndex {
     /// A sample's latents, or those of its mirror image.
     pub fn latents(&self, sample: &CachedSample, is_mirrored: bool) -> Result<CachedLatents> {
         let address = if is_mirrored { sample.mirrored_key } else { Some(sample.cache_key) };
+        self.read_latents(address, &sample.path, is_mirrored)
+    }
+
+    /// The latents of a reference, or of its mirror image: their means alone.
+    pub fn reference(
+        &self,
+        reference: &CachedReference,
+        is_mirrored: bool,
+    ) -> Result<CachedLatents> {
+        self.read_latents(Some(reference.key(is_mirrored)), &reference.path, is_mirrored)
+    }
+
+    fn read_latents(
+        &self,
+        address: Option<CacheKey>,
+        path: &Path,
+        is_mirrored: bool,
+    ) -> Result<CachedLatents> {
         let entry = address.and_then(|address| self.store.get(&address).transpose());
         let entry = entry.ok_or_else(|| {
             let mirrored = if is_mirrored { ", mirrored," } else { "" };
-            missing(&format!("image {}{mirrored}", sample.path.display()))
+            missing(&format!("image {}{mirrored}", path.display()))
         })??;
-        CachedLatents::read(&entry)
-            .ok_or_else(|| missing(&format!("image {}", sample.path.display())))
+        CachedLatents::read(&entry).ok_or_else(|| missing(&format!("image {}", path.display())))
     }
 
-    /// A text as the model sees it: one that a sample's caption can become, the empty one, or one
+    /// A prompt as the model sees it: one that a sample's caption can become, the empty one, or one
     /// of those asked for besides.
-    pub fn condition(&self, text: &str) -> Result<Condition> {
-        let entry = self.store.get(&self.cache_key(text))?;
-        let entry = entry.ok_or_else(|| missing(&format!("text {text:?}")))?;
+    pub fn condition(&self, prompt: &CachedPrompt) -> Result<Condition> {
+        let entry = self.store.get(&self.cache_key(prompt))?;
+        let entry = entry.ok_or_else(|| missing(&format!("text {:?}", prompt.text)))?;
         let named = |part: &StoredTensor| NamedTensor {
             name: part.name.clone(),
             sizes: part.shape.iter().map(|size| *size as usize).collect(),
             values: part.values(),
         };
         Ok(Condition(entry.iter().map(named).collect()))
+    }
+
+    /// The references of the sample image of a prompt; none where the job has none.
+    pub fn sample_references(&self, index: usize) -> &[Arc<CachedReference>] {
+        match &self.sample_references[..] {
+            [] => &[],
+            [one] => one,
+            several => several.get(index).map_or(&[], |references| references),
+        }
     }
 
     /// What is done to captions.
@@ -103,6 +133,11 @@ impl CacheIndex {
             field(&mut hasher, sample.caption.as_bytes());
             field(&mut hasher, &sample.repeats.to_le_bytes());
             let name = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
+            for (number, reference) in (1..).zip(&sample.references) {
+                field(&mut hasher, reference.cache_key.as_bytes());
+                let part = format!("reference {number} of {name}");
+                parts.insert(part, short(&reference.cache_key));
+            }
             let caption = blake3::hash(sample.caption.as_bytes());
             parts.insert(format!("{CAPTION}{name}"), short(&caption));
             parts.insert(
@@ -116,7 +151,7 @@ impl CacheIndex {
     /// The order in which the samples are trained on, up to `batch` at a time.
     pub fn batch_sampler(&self, batch: usize, seed: u64) -> BatchSampler {
         let samples: Vec<_> =
-            self.train.iter().map(|sample| (sample.bucket, sample.repeats)).collect();
+            self.train.iter().map(|sample| (sample.size(), sample.repeats)).collect();
         BatchSampler::new(&samples, batch, seed)
     }
 
@@ -125,12 +160,12 @@ impl CacheIndex {
         self.store.bytes()
     }
 
-    /// Where a text's prompt is.
-    pub(super) fn cache_key(&self, text: &str) -> CacheKey {
+    /// Where a prompt is; no two prompts have the same.
+    pub(crate) fn cache_key(&self, prompt: &CachedPrompt) -> CacheKey {
         let mut hasher = Hasher::new();
         field(&mut hasher, b"prompt");
         field(&mut hasher, self.encoders_hash.as_bytes());
-        field(&mut hasher, text.as_bytes());
+        prompt.hash(&mut hasher);
         hasher.finalize()
     }
 }
@@ -141,16 +176,18 @@ impl CachedLatents {
         let part = |name, numbers: &[f32]| {
             StoredTensor::new(name, weights::FileDtype::F32, &sizes, numbers)
         };
-        vec![part(MEAN, &self.mean), part(DEVIATION, &self.std)]
+        let deviation = (!self.std.is_empty()).then(|| part(DEVIATION, &self.std));
+        std::iter::once(part(MEAN, &self.mean)).chain(deviation).collect()
     }
 
     /// Nothing if the entry holds something else.
     fn read(entry: &CacheEntry) -> Option<Self> {
         let find = |name: &str| entry.iter().find(|part| part.name == name);
-        let (mean, deviation) = (find(MEAN)?, find(DEVIATION)?);
+        let mean = find(MEAN)?;
         let sizes: Vec<usize> = mean.shape.iter().map(|size| *size as usize).collect();
         let shape = LatentShape::from_sizes(&sizes)?;
-        Some(Self { mean: mean.values(), std: deviation.values(), shape })
+        let std = find(DEVIATION).map_or_else(Vec::new, StoredTensor::values);
+        Some(Self { mean: mean.values(), std, shape })
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) mod bucketed;
 mod encode;
 mod import;
 mod index;
+mod reference;
 pub(crate) mod scaled;
 mod select;
 mod store;
@@ -31,14 +32,17 @@ mod store;
 mod tests;
 mod truncation;
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use compute::{Device, DeviceKind, Quantisation};
+use weights::BytesDoneFn;
 use weights::checksum::{Hash, Hasher};
 
 pub use import::ImportedEntries;
 pub use index::{CacheIndex, CachedLatents};
+pub use reference::{CachedPrompt, CachedReference};
 pub use select::CachedSample;
 
 use crate::config::RunConfig;
@@ -51,11 +55,13 @@ use crate::error::{Remedy, Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::text::{EncoderLoading, EncodingOptions};
+use crate::model::diffusion::text::{EncoderLoading, EncodingOptions, TextEncoders};
 use crate::progress::{ProgressEvent, ProgressFn};
 use crate::sample::encoding::plan_encoding;
+use crate::sample::reference::fit_references;
 use bucketed::check_any;
 use encode::{PendingImage, dry_run_images, encode_images, encode_texts};
+use reference::ReferenceHasher;
 use scaled::{RESOLUTIONS, scaled_counts};
 use select::{captions, select};
 use store::CacheStore;
@@ -77,8 +83,19 @@ pub struct CacheRequest<'a> {
     pub precision: Precision,
     /// The cache.
     pub folder: PathBuf,
-    /// Texts besides captions and the empty one.
-    pub extra_texts: Vec<String>,
+    /// Texts of sample images.
+    pub samples: SampleTexts,
+}
+
+/// What sample images are made from.
+#[derive(Clone, Debug, Default)]
+pub struct SampleTexts {
+    /// A prompt for each.
+    pub prompts: Vec<String>,
+    /// The negative prompt of all.
+    pub negative: String,
+    /// Reference images for an editing model: of each, or one list for all. Without any, those of the data.
+    pub references: Vec<Vec<PathBuf>>,
 }
 
 impl<'a> CacheRequest<'a> {
@@ -91,7 +108,11 @@ impl<'a> CacheRequest<'a> {
             seed: train.seed,
             precision: Precision { base: base.quantise_encoders, ..Precision::plain(base.dtype) },
             folder: config.cache_folder(),
-            extra_texts: sample.prompts.iter().chain([&sample.negative_prompt]).cloned().collect(),
+            samples: SampleTexts {
+                prompts: sample.prompts.clone(),
+                negative: sample.negative_prompt.clone(),
+                references: sample.references.0.clone(),
+            },
         })
     }
 }
@@ -126,7 +147,7 @@ pub struct CacheBuilder<'a> {
     precision: Precision,
     index: CacheIndex,
     images: Vec<PendingImage>,
-    texts: Vec<String>,
+    prompts: Vec<CachedPrompt>,
 }
 
 impl<'a> CacheBuilder<'a> {
@@ -137,7 +158,7 @@ impl<'a> CacheBuilder<'a> {
         request: CacheRequest<'a>,
         on_progress: ProgressFn<'_>,
     ) -> Result<Self> {
-        let CacheRequest { data, seed, precision, folder, extra_texts } = request;
+        let CacheRequest { data, seed, precision, folder, samples: texts } = request;
         check_bare(pipeline)?;
         if let Some(style) = data.draw {
             draw_set(&data.images, style, data.draw_count, seed)?;
@@ -149,6 +170,7 @@ impl<'a> CacheBuilder<'a> {
         let mut hashes = HashCache::open(folder.join("hashes.json"));
         let (store, damaged) = CacheStore::open(&folder, &mut hashes, &tick)?;
         let selected = select(pipeline, data, seed, &mut hashes, &tick);
+        let references = sample_references(pipeline, data, &texts.references, &mut hashes, &tick);
         let encoders = hashes.hash_files(&pipeline.encoders.sources(), &tick);
         hashes.save();
         let selected = selected?;
@@ -161,19 +183,23 @@ impl<'a> CacheBuilder<'a> {
             problems: [selected.problems, too_long, damaged, older].concat(),
             n_texts: 0,
             captions: settings,
+            sample_references: references?,
             store,
-            encoders_hash: encoding_hash(pipeline, encoders?, precision),
+            encoders_hash: encoding_hash(pipeline, encoders?, precision)?,
         };
-        let mut texts = all_texts(&index, extra_texts);
-        index.n_texts = texts.len();
-        texts.retain(|text| !index.store.has(&index.cache_key(text)));
+        if pipeline.family().editing.is_some() && index.sample_references.is_empty() {
+            index.sample_references = references_of_data(&index, texts.prompts.len());
+        }
+        let mut prompts = all_prompts(&index, &texts);
+        index.n_texts = prompts.len();
+        prompts.retain(|prompt| !index.store.has(&index.cache_key(prompt)));
         let images = missing_images(&index);
-        Ok(Self { pipeline, data, precision, index, images, texts })
+        Ok(Self { pipeline, data, precision, index, images, prompts })
     }
 
     /// What would be encoded.
     pub fn missing(&self) -> MissingEntries {
-        MissingEntries { images: self.images.len(), texts: self.texts.len() }
+        MissingEntries { images: self.images.len(), texts: self.prompts.len() }
     }
 
     /// How many latents of each size would be encoded.
@@ -210,13 +236,20 @@ impl<'a> CacheBuilder<'a> {
         let mut stages: Vec<Stage> =
             plan_images(self.pipeline, counts, kind)?.into_iter().collect();
         let mut loading = EncoderLoading::Whole;
-        if !self.texts.is_empty() {
-            let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
-            let (texts, planned) = plan_encoding(encoders, precision, n, &[], kind, limit)?;
+        if !self.prompts.is_empty() {
+            let (encoders, n) = (&self.pipeline.encoders, self.prompts.len());
+            let images = self.largest_images()?;
+            let (texts, planned) = plan_encoding(encoders, precision, n, &images, kind, limit)?;
             stages.extend(texts);
             loading = planned;
         }
         Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.memory).collect(), loading })
+    }
+
+    /// Sizes of the images of the missing prompt whose images take the most tokens.
+    pub fn largest_images(&self) -> Result<Vec<[u32; 2]>> {
+        let sizes = self.prompts.iter().map(CachedPrompt::image_sizes);
+        largest_images(&self.pipeline.encoders, sizes)
     }
 
     /// What could be changed in the job: the format of text encoders, then the size of images, then both.
@@ -262,13 +295,16 @@ impl<'a> CacheBuilder<'a> {
         loading: EncoderLoading,
         on_progress: ProgressFn<'_>,
     ) -> Result<()> {
-        let Self { pipeline, precision, index, images, texts, .. } = self;
+        let Self { pipeline, precision, index, images, prompts, .. } = self;
         let encoding = EncodingOptions { precision: *precision, loading };
-        let encoded = encode_images(pipeline, device, images, index, on_progress)
-            .and_then(|()| encode_texts(pipeline, device, encoding, texts, index, on_progress));
+        let encoded = encode_images(pipeline, device, images, index, on_progress).and_then(|()| {
+            // Images that turned out to be damaged cannot be seen by the text encoder either.
+            prompts.retain(|prompt| prompt.latent_keys().all(|key| index.store.has(&key)));
+            encode_texts(pipeline, device, encoding, prompts, index, on_progress)
+        });
         let flushed = index.store.flush();
         *images = missing_images(index);
-        texts.retain(|text| !index.store.has(&index.cache_key(text)));
+        prompts.retain(|prompt| !index.store.has(&index.cache_key(prompt)));
         encoded.and(flushed)
     }
 
@@ -277,6 +313,10 @@ impl<'a> CacheBuilder<'a> {
         let Self { data, mut index, .. } = self;
         for samples in [&mut index.train, &mut index.held_out] {
             samples.retain(|sample| sample.cache_keys().all(|(_, at)| index.store.has(&at)));
+            samples.retain(|sample| {
+                let mut keys = sample.references.iter().flat_map(|image| image.cache_keys());
+                keys.all(|(_, at)| index.store.has(&at))
+            });
         }
         check_any(index.train.iter().map(|sample| sample.repeats), data, &index.problems)?;
         Ok(index)
@@ -318,12 +358,12 @@ fn check_bare(pipeline: &Pipeline) -> Result<()> {
 }
 
 /// The checksum of all that makes a prompt of a text.
-fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
+fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Result<Hash> {
     let mut hasher = Hasher::new();
     field(&mut hasher, &TEXTS_VERSION.to_le_bytes());
     field(&mut hasher, encoders.as_bytes());
     field(&mut hasher, pipeline.family().name.as_bytes());
-    let shape = pipeline.encoders.zero_condition();
+    let shape = pipeline.encoders.zero_condition(&[])?;
     for named in &shape.0 {
         field(&mut hasher, named.name.as_bytes());
         named.sizes.iter().for_each(|size| field(&mut hasher, &(*size as u64).to_le_bytes()));
@@ -339,23 +379,88 @@ fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> H
     let base = precision.base.map_or_else(|| "none".into(), |base| base.to_string());
     field(&mut hasher, precision.dtype.to_string().as_bytes());
     field(&mut hasher, base.as_bytes());
-    hasher.finalize()
+    Ok(hasher.finalize())
 }
 
+/// Images and references whose latents are missing, each once.
 fn missing_images(index: &CacheIndex) -> Vec<PendingImage> {
-    let samples = index.train.iter().chain(&index.held_out);
-    let missing = samples.filter_map(|sample| {
-        let is_missing = |(_, at): &(bool, _)| !index.store.has(at);
+    let is_missing = |(_, at): &(bool, _)| !index.store.has(at);
+    let samples = || index.train.iter().chain(&index.held_out);
+    let images = samples().filter_map(|sample| {
         let wanted: Vec<_> = sample.cache_keys().filter(is_missing).collect();
         (!wanted.is_empty()).then(|| PendingImage::new(sample, wanted))
     });
-    missing.collect()
+    let mut seen = HashSet::new();
+    let references = samples().flat_map(|sample| &sample.references);
+    let references = references.chain(index.sample_references.iter().flatten());
+    let references = references.filter_map(|reference| {
+        let wanted: Vec<_> = reference.cache_keys().filter(is_missing).collect();
+        let is_first = seen.insert(reference.cache_key);
+        (is_first && !wanted.is_empty()).then(|| PendingImage::reference(reference, wanted))
+    });
+    images.chain(references).collect()
 }
 
-/// Every text that can be asked for, each once.
-fn all_texts(index: &CacheIndex, extra: Vec<String>) -> Vec<String> {
-    let samples = index.train.iter().chain(&index.held_out);
-    let captions = samples.flat_map(|sample| variants(&sample.caption, &index.captions));
-    let all: BTreeSet<String> = captions.chain([String::new()]).chain(extra).collect();
-    all.into_iter().collect()
+/// Every prompt that can be asked for, each once.
+fn all_prompts(index: &CacheIndex, texts: &SampleTexts) -> Vec<CachedPrompt> {
+    let mut all = Vec::new();
+    for sample in index.train.iter().chain(&index.held_out) {
+        let views = [false, true].into_iter().take(1 + usize::from(sample.mirrored_key.is_some()));
+        for is_mirrored in views {
+            let captions = variants(&sample.caption, &index.captions).into_iter();
+            all.extend(captions.map(|text| sample.prompt(text, is_mirrored)));
+        }
+    }
+    for (number, text) in texts.prompts.iter().enumerate() {
+        let references = index.sample_references(number);
+        let of = |text: &String| CachedPrompt::new(text.clone(), references, false);
+        all.extend([of(text), of(&texts.negative)]);
+    }
+    // An encoder that sees images has no use for a text without.
+    if all.iter().all(|prompt| prompt.images.is_empty()) {
+        all.extend(["", &texts.negative].map(CachedPrompt::from));
+    }
+    let mut seen = HashSet::new();
+    all.retain(|prompt| seen.insert(index.cache_key(prompt)));
+    all.sort_by(|a, b| a.text.cmp(&b.text));
+    all
+}
+
+/// The references of the first samples, held-out ones if there are any, one for each sample image.
+fn references_of_data(index: &CacheIndex, n: usize) -> Vec<Vec<Arc<CachedReference>>> {
+    let samples = if index.held_out.is_empty() { &index.train } else { &index.held_out };
+    samples.iter().cycle().take(n).map(|sample| sample.references.clone()).collect()
+}
+
+/// The references of sample images that a job names.
+fn sample_references(
+    pipeline: &Pipeline,
+    data: &DataConfig,
+    lists: &[Vec<PathBuf>],
+    hashes: &mut HashCache,
+    tick: BytesDoneFn<'_>,
+) -> Result<Vec<Vec<Arc<CachedReference>>>> {
+    let vae = hashes.hash_files(&pipeline.vae.sources(), tick)?;
+    let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: false };
+    let mut hashed = |(path, size)| hasher.reference(path, size, tick).map(Arc::new);
+    let list = |paths: &Vec<PathBuf>| -> Result<Vec<Arc<CachedReference>>> {
+        let sized = fit_references(pipeline, paths, data.reference_resolution)?;
+        sized.into_iter().map(&mut hashed).collect()
+    };
+    lists.iter().map(list).collect()
+}
+
+/// Of the images of several prompts, those that take the most tokens.
+pub(crate) fn largest_images(
+    encoders: &TextEncoders,
+    prompts: impl Iterator<Item = Vec<[u32; 2]>>,
+) -> Result<Vec<[u32; 2]>> {
+    let mut largest = (0, Vec::new());
+    for images in prompts {
+        let n = encoders.image_tokens(&images)?;
+        if n > largest.0 {
+            largest = (n, images);
+        }
+    }
+    Ok(largest.1)
 }

@@ -14,14 +14,18 @@ pub(crate) fn scaled_counts(
     data: &DataConfig,
     resolution: usize,
 ) -> CountsByBucket {
+    let mut smaller = CountsByBucket::new();
+    for (bucket, count) in counts {
+        *smaller.entry(scaled_bucket(*bucket, data, resolution)).or_default() += count;
+    }
+    smaller
+}
+
+/// A bucket at another resolution.
+pub(crate) fn scaled_bucket(bucket: Bucket, data: &DataConfig, resolution: usize) -> Bucket {
     let side = |side: usize| {
         let pixels = side * resolution / data.resolution;
         (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
     };
-    let mut smaller = CountsByBucket::new();
-    for (bucket, count) in counts {
-        let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
-        *smaller.entry(bucket).or_default() += count;
-    }
-    smaller
+    Bucket { width: side(bucket.width), height: side(bucket.height) }
 }

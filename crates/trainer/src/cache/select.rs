@@ -3,22 +3,24 @@
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use compute::RandomSequence;
 use weights::BytesDoneFn;
 use weights::checksum::{FileStamp, Hash, Hasher};
 
 use super::bucketed::{BucketedFolder, BucketedImage, assign_buckets, check_any, n_held_out};
+use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
 use crate::config::data::{self, DataConfig, ValidationSplit};
 use crate::data::caption::{CaptionSettings, Shuffle};
-use crate::data::{Bucket, Crop, Problem, ProblemKind};
+use crate::data::{Bucket, Crop, Problem, ProblemKind, SampleSize};
 use crate::error::{Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::diffusion::Pipeline;
 
 /// Incremented when the same image would give other latents: another way to scale, or to encode.
-const IMAGES_VERSION: u64 = 1;
+pub(super) const IMAGES_VERSION: u64 = 1;
 
 /// Keep these random numbers apart from others of the same seed: "crop", "hold".
 const CROP_PURPOSE: u64 = 0x6372_6f70_0000_0000;
@@ -39,6 +41,8 @@ pub struct CachedSample {
     pub bucket: Bucket,
     /// How often an epoch shows it.
     pub repeats: u32,
+    /// Its reference images, for an editing model.
+    pub references: Vec<Arc<CachedReference>>,
     pub(super) crop: Crop,
     /// The file's stamp when its checksum was taken.
     pub(super) stamp: FileStamp,
@@ -47,6 +51,18 @@ pub struct CachedSample {
     pub(crate) mirrored_key: Option<CacheKey>,
     /// Decides whether it is held out.
     draw: u32,
+}
+
+impl CachedSample {
+    /// What its work depends on.
+    pub fn size(&self) -> SampleSize {
+        SampleSize::new(self.bucket, self.references.iter().map(|reference| reference.size))
+    }
+
+    /// A text as the text encoder sees it with the sample's references.
+    pub fn prompt(&self, text: String, is_mirrored: bool) -> CachedPrompt {
+        CachedPrompt::new(text, &self.references, is_mirrored)
+    }
 }
 
 /// What a folder gives.
@@ -69,16 +85,21 @@ pub(super) fn select(
     let mut samples = Vec::with_capacity(images.len());
     let mut first = HashMap::<Hash, PathBuf>::new();
     for image in images {
-        match hashes.hash_file(&image.item.path, tick) {
-            Ok((hash, stamp)) => {
+        let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: data.flip };
+        let references = references(&image, &mut hasher, tick);
+        let hashed = references
+            .and_then(|references| Ok((references, hashes.hash_file(&image.item.path, tick)?)));
+        match hashed {
+            Ok((references, (hash, stamp))) => {
                 let path = &image.item.path;
-                if let Some(other) = first.get(&hash) {
+                // The same result of other references is another sample.
+                if let Some(other) = first.get(&hash).filter(|_| references.is_empty()) {
                     let kind = ProblemKind::SameImage { other: other.clone() };
                     problems.push(Problem::warning(path, kind));
                 }
                 first.entry(hash).or_insert_with(|| path.clone());
                 let addressing = CacheKeyInputs { data, seed, vae, hash, stamp };
-                samples.push(addressing.sample(image));
+                samples.push(CachedSample { references, ..addressing.sample(image) });
             }
             Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
                 return Err(error);
@@ -92,6 +113,19 @@ pub(super) fn select(
     check_any(samples.iter().map(|sample| sample.repeats), data, &problems)?;
     let (train, held_out) = hold_out(samples, data.validation)?;
     Ok(SampleSelection { train, held_out, problems })
+}
+
+/// The references of an image that its model takes, hashed.
+fn references(
+    image: &BucketedImage,
+    hasher: &mut ReferenceHasher<'_>,
+    tick: BytesDoneFn<'_>,
+) -> Result<Vec<Arc<CachedReference>>> {
+    let references = image.item.references.iter().zip(&image.references);
+    let hashed = references.map(|(reference, size)| {
+        hasher.reference(reference.path.clone(), *size, tick).map(Arc::new)
+    });
+    hashed.collect()
 }
 
 /// What a job does to captions.
@@ -129,13 +163,14 @@ struct CacheKeyInputs<'a> {
 
 impl CacheKeyInputs<'_> {
     fn sample(&self, image: BucketedImage) -> CachedSample {
-        let (BucketedImage { item, bucket, repeats }, crop) = (image, self.crop());
+        let (BucketedImage { item, bucket, repeats, .. }, crop) = (image, self.crop());
         let mirrored = self.data.flip.then(|| self.cache_key(bucket, crop, true));
         CachedSample {
             path: item.path,
             caption: item.caption,
             bucket,
             repeats,
+            references: Vec::new(),
             crop,
             stamp: self.stamp,
             cache_key: self.cache_key(bucket, crop, false),

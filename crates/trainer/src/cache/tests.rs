@@ -13,7 +13,7 @@ use weights::{Catalog, WeightsError};
 
 use super::*;
 use crate::config::RawConfig;
-use crate::data::{Bucket, ProblemKind};
+use crate::data::{ProblemKind, SampleSize};
 use crate::model::diffusion::paths::PartPaths;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::TrainBatch;
@@ -81,7 +81,7 @@ impl Place {
             seed: 7,
             precision: self.precision,
             folder: self.folder.path().join("cache"),
-            extra_texts: self.extra.clone(),
+            samples: SampleTexts { prompts: self.extra.clone(), ..SampleTexts::default() },
         };
         CacheBuilder::new(&self.pipeline, request, &|_| true)
     }
@@ -156,12 +156,12 @@ fn prompts_are_those_of_the_reference() {
         (&*text, "out.prompt_embeds", "out.pooled_prompt_embeds"),
         ("", "out.negative_prompt_embeds", "out.negative_pooled_prompt_embeds"),
     ] {
-        let prompt = index.condition(text).unwrap();
+        let prompt = index.condition(&text.into()).unwrap();
         for (named, theirs) in prompt.0.iter().zip([tokens, pooled]) {
             assert_near(&named.values, &recorded(path, theirs)[..named.values.len()]);
         }
     }
-    says(index.condition("never seen"), &["\"never seen\" is not in the cache"]);
+    says(index.condition(&"never seen".into()), &["\"never seen\" is not in the cache"]);
 }
 
 #[test]
@@ -180,7 +180,10 @@ fn what_is_there_is_not_encoded_again() {
         .unwrap();
     for (a, b) in first.train.iter().zip(&again.train) {
         assert_eq!(first.latents(a, true).unwrap(), again.latents(b, true).unwrap());
-        assert_eq!(first.condition(&a.caption).unwrap(), again.condition(&b.caption).unwrap());
+        assert_eq!(
+            first.condition(&a.caption.as_str().into()).unwrap(),
+            again.condition(&b.caption.as_str().into()).unwrap()
+        );
     }
     place.put("4.png", 4);
     assert_eq!(place.missing().0, 1);
@@ -308,7 +311,10 @@ fn a_plan_is_what_a_run_takes() {
     let index = caching.run(&device, loading, &|_| true).unwrap();
     let other = Place::new(3);
     let text = index.plain_text(&index.train[0]);
-    assert_eq!(index.condition(&text).unwrap(), other.index().condition(&text).unwrap());
+    assert_eq!(
+        index.condition(&text.as_str().into()).unwrap(),
+        other.index().condition(&text.as_str().into()).unwrap()
+    );
     assert_eq!(device.usage().extent, peak);
 }
 
@@ -385,12 +391,12 @@ fn read(
     batch: usize,
     seed: u64,
     from: u64,
-) -> Prefetch<TrainBatch<Bucket, EncodedSample>> {
+) -> Prefetch<TrainBatch<SampleSize, EncodedSample>> {
     let mut reader = BatchReader::new(Arc::clone(index), index.batch_sampler(batch, seed), seed);
     Prefetch::begin(from, move |number| reader.read(number))
 }
 
-fn key(ready: &TrainBatch<Bucket, EncodedSample>) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
+fn key(ready: &TrainBatch<SampleSize, EncodedSample>) -> (u64, Vec<u64>, SampleSize, Vec<f32>) {
     let firsts =
         ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.0[1].values[0]);
     let draws = ready.samples.iter().map(|sample| sample.draw).collect();

@@ -33,7 +33,9 @@ section! {
         resolution: usize = Default(1024), Multiple(16.0, 8192.0);
         /// Sides of aspect ratio buckets are multiples of this (kohya: `bucket_reso_steps`)
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
-        /// Horizontal flip of half of the images (kohya: `flip_aug`)
+        /// Reference images of an editing model are scaled to the area of a square with this side (musubi: `control_resolution`)
+        reference_resolution: usize = Default(1024), Multiple(32.0, 8192.0);
+        /// Horizontal flip of half of the images, references too (kohya: `flip_aug`)
         flip: bool = Default(false), Any;
         /// How often each image is seen in an epoch (kohya: `num_repeats`)
         repeats: u64 = Default(1), AtLeast(1.0);

@@ -430,6 +430,7 @@ fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
         ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
         ("train.stop_after_plateau", "\"off\"", "text.validation", "0"),
         ("sample.every", "\"off\"", "sample.prompts", "[]"),
+        ("sample.references", "[]", "sample.prompts", "[]"),
         ("generate.every", "\"off\"", "generate.prompts", "[]"),
         ("base.random_init", "false", "adapter.kind", "\"lora\""),
         ("base.random_init", "false", "adapter.kind", "\"dora\""),

@@ -1,7 +1,11 @@
 //! `[sample]`: images drawn while training, to see what it does.
 
+use std::path::PathBuf;
+
+use super::error::ConfigError;
 use super::section::section;
-use super::value::{ImageSize, Switch};
+use super::source::RawValue;
+use super::value::{ConfigValue, ImageSize, Switch};
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::guidance::GuidanceScales;
 
@@ -10,6 +14,8 @@ section! {
     pub RawSample => SampleConfig {
         /// Prompts of sample images, one image each
         prompts: Vec<String> = Default(Vec::new()), Any;
+        /// Reference images of sample images, for an editing model: a path or a list of paths for each prompt, or one for all
+        references: ReferenceLists = Default(ReferenceLists::default()), Any;
         /// Training steps between sample images
         every: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
         /// Size of sample images in pixels. Shown: for SD3, other families have their own
@@ -24,6 +30,33 @@ section! {
         seed: u64 = Default(42), AtLeast(0.0);
         /// Negative prompt of sample images
         negative_prompt: String = Default(String::new()), Any;
+    }
+}
+
+/// Reference images of several images: of each, or one list for all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReferenceLists(pub Vec<Vec<PathBuf>>);
+
+impl ConfigValue for ReferenceLists {
+    fn accepted() -> String {
+        "a path, or a list of paths or of lists of paths".into()
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        let refused = |_| typed.refuse(Self::accepted());
+        let Some(parts) = typed.parts() else {
+            return PathBuf::read(typed).map(|path| Self(vec![vec![path]])).map_err(refused);
+        };
+        let list = |part: RawValue<'_>| match part.parts() {
+            None => PathBuf::read(&part).map(|path| vec![path]),
+            Some(_) => Vec::<PathBuf>::read(&part),
+        };
+        parts.map(list).collect::<Result<_, _>>().map(Self).map_err(refused)
+    }
+
+    fn write(&self) -> Option<String> {
+        let lists: Vec<String> = self.0.iter().filter_map(ConfigValue::write).collect();
+        Some(format!("[{}]", lists.join(", ")))
     }
 }
 

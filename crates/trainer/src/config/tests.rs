@@ -83,6 +83,7 @@ const EVERY_KEY: &[&str] = &[
     "data.resolution=512",
     "data.bucket_step=32",
     "data.flip=true",
+    "data.reference_resolution=512",
     "data.repeats=3",
     "data.crop=random",
     "data.trigger=xyz",
@@ -160,6 +161,7 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("train.weight_dtype=bf16", "adapter.kind=full"),
     ("data.draw_count=7", "data.draw=flat"),
     ("sample.every=100", "sample.prompts=['a fox']"),
+    ("sample.references=['a.png', ['b.png', 'c.png']]", "sample.prompts=['a fox', 'a cat']"),
     ("optimizer.momentum=0.9", "optimizer.kind=muon"),
     ("optimizer.decay=0.1", "optimizer.lr_scheduler=wsd"),
     ("optimizer.decay_curve=linear", "optimizer.lr_scheduler=wsd"),
@@ -456,7 +458,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nxxxxxxx = 1",
-        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance_scale, true_cfg_scale, seed, \
+        "unknown key `sample.xxxxxxx`, [sample] has prompts, references, every, size, steps, guidance_scale, true_cfg_scale, seed, \
          negative_prompt: JOB:6:1",
     ),
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),

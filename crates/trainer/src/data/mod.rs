@@ -19,6 +19,7 @@ mod listing;
 mod metadata;
 mod pairs;
 pub mod problem;
+pub mod reference;
 pub mod resize;
 pub mod scan;
 mod sniff;
@@ -36,6 +37,7 @@ pub use decode::decode;
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};
+pub use reference::{ReferenceSize, SampleSize};
 pub use resize::{Crop, resize_and_crop, to_chw};
 pub use scan::{FolderScan, ImageItem, ReferenceImage, scan};
 

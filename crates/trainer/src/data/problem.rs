@@ -113,6 +113,23 @@ pub enum ProblemKind {
         /// The limit.
         most: u64,
     },
+    /// An image without a reference, for a model that edits images.
+    #[error("has no reference image, which a model that edits images needs")]
+    ReferenceNone,
+    /// References that the model has no use for.
+    #[error("has reference images, which this model does not take")]
+    ReferencesUnused,
+    /// Too long and narrow for a text encoder to see.
+    #[error(
+        "has a reference that is too long: {} x {} pixels, most is {most} times as long as wide",
+        size[0], size[1]
+    )]
+    ReferenceTooLong {
+        /// Its width and height.
+        size: [u32; 2],
+        /// The longest ratio of its sides.
+        most: u32,
+    },
     /// Several frames.
     #[error("is animated: the first frame is taken")]
     Animated,
@@ -293,6 +310,9 @@ impl ProblemKind {
             Self::ReferenceUnusable { .. } => "with a reference that cannot be used",
             Self::ReferencesTooMany { .. } => "with too many references",
             Self::NotImported { .. } => "images not imported, or not all of them",
+            Self::ReferenceNone => "without a reference image, which this model needs",
+            Self::ReferencesUnused => "images with references, which this model does not take",
+            Self::ReferenceTooLong { .. } => "with a reference that is too long and narrow",
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
             Self::CaptionEmpty => "images with an empty caption",
@@ -346,6 +366,8 @@ impl ProblemKind {
                 | Self::TooSmall { .. }
                 | Self::Huge { .. }
                 | Self::TooLong { .. }
+                | Self::ReferenceNone
+                | Self::ReferenceTooLong { .. }
                 | Self::ReferenceUnusable { .. }
                 | Self::ReferencesTooMany { .. }
         )
@@ -359,6 +381,7 @@ impl ProblemKind {
                 | Self::Ignored
                 | Self::CacheOlder
                 | Self::ScaledUp { .. }
+                | Self::ReferencesUnused
         )
     }
 }

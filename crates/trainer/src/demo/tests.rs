@@ -96,6 +96,8 @@ fn the_parts_fit_and_draw_an_image() {
         guidance: GuidanceScales { guidance: 3.0, true_cfg: 1.0 },
         seed: 1,
         latents: None,
+        references: Vec::new(),
+        reference_resolution: 1024,
         precision: Precision::plain(Dtype::F32),
     };
     let job = SampleJob::new(&pipeline, request).unwrap();

@@ -161,7 +161,13 @@ save_every = 3
     }
 
     fn sample(step: u64) -> Event {
-        Event::ImageSample { step, path: "a.png".into(), prompt: "a".into(), seed: 1 }
+        Event::ImageSample {
+            step,
+            path: "a.png".into(),
+            prompt: "a".into(),
+            seed: 1,
+            references: Vec::new(),
+        }
     }
 
     fn save(step: u64) -> Event {

@@ -115,6 +115,8 @@ pub struct SampleImage {
     pub prompt: String,
     /// What the noise followed from.
     pub seed: u64,
+    /// The reference images that it was made from, relative to the run's folder.
+    pub references: Vec<PathBuf>,
 }
 
 /// A text that was written.
@@ -214,9 +216,9 @@ impl History {
                 self.validations.retain(|(at, _)| *at < step);
                 self.validations.push((step, loss));
             }
-            Event::ImageSample { step, path, prompt, seed } => {
+            Event::ImageSample { step, path, prompt, seed, references } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
-                self.samples.push(SampleImage { step, path, prompt, seed });
+                self.samples.push(SampleImage { step, path, prompt, seed, references });
             }
             Event::TextSample { step, prompt, text, seed } => {
                 let is_other = |other: &SampleText| {

@@ -111,6 +111,9 @@ pub enum Event {
         prompt: String,
         /// What the noise followed from.
         seed: u64,
+        /// The reference images that it was made from, relative to the run's folder.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        references: Vec<PathBuf>,
     },
     /// A sample text was generated.
     #[serde(alias = "written")]

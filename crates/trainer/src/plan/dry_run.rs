@@ -134,7 +134,8 @@ impl<T: Task> DryRun<'_, T> {
         }
         for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
             let (device, session) = self.session()?;
-            let cost = self.task.dry_run_samples(&device, session.trainable_model(), tiling)?;
+            let model = session.trainable_model();
+            let cost = self.task.dry_run_samples(self.dataset, &device, model, tiling)?;
             let phase = PlannedPhase { name: Phase::Sample, peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
             estimate = SampleEstimate { tiling, phase: Some(phase), cost };

@@ -8,7 +8,7 @@ use machine::{Machine, MachineRecording, ProbeSource};
 use super::rates::{CallSizeUnit, RateCurve};
 use super::*;
 use crate::config::RawConfig;
-use crate::data::{Bucket, SizeCounts};
+use crate::data::{Bucket, SampleSize, SizeCounts};
 use crate::error::{LimitRaise, typed_limit};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
@@ -17,9 +17,9 @@ use crate::model::recompute::Recompute;
 use crate::train::diffusion::DiffusionTask;
 
 /// Two sizes, the larger one rare.
-fn dataset() -> DatasetSummary<Bucket> {
-    let counts: SizeCounts<Bucket> = [([64, 64], 10), ([96, 64], 3)]
-        .map(|([width, height], shown)| (Bucket { width, height }, shown))
+fn dataset() -> DatasetSummary<SampleSize> {
+    let counts: SizeCounts<SampleSize> = [([64, 64], 10), ([96, 64], 3)]
+        .map(|([width, height], shown)| (Bucket { width, height }.into(), shown))
         .into();
     DatasetSummary {
         train: counts.clone(),
@@ -41,7 +41,7 @@ fn documented() -> Rates {
 struct TestJob {
     pipeline: Pipeline,
     config: RunConfig,
-    dataset: DatasetSummary<Bucket>,
+    dataset: DatasetSummary<SampleSize>,
     rates: Rates,
 }
 

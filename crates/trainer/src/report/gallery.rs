@@ -100,6 +100,7 @@ mod tests {
             path: format!("{step}-{n}.png").into(),
             prompt: String::new(),
             seed: n,
+            references: Vec::new(),
         };
         let samples: Vec<_> =
             (0..=150).flat_map(|step| (0..4).map(move |n| sample(step, n))).collect();

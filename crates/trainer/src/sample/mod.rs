@@ -4,17 +4,21 @@
 pub(crate) mod encoding;
 mod exif;
 pub mod image_file;
+pub mod reference;
 pub mod text;
 pub mod token_sampler;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use compute::{Device, DeviceKind, Dtype, Params, Quantisation, RandomSequence, Tape};
 use weights::Catalog;
 use weights::load::load_f32;
 
 use self::encoding::plan_encoding;
+use self::reference::{ReferenceLatents, encode_references, fit_references, prompt_image};
 use crate::cost::{StageMemory, check_cancelled, first_fitting, nearest_fitting, too_large};
+use crate::data::{Bucket, ReferenceSize, to_chw};
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
@@ -27,6 +31,7 @@ use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
 use crate::model::vae::{LatentView, Tiling, decode_tiled};
+use crate::pixels::Pixels;
 
 /// What to sample.
 #[derive(Clone, Debug)]
@@ -46,8 +51,23 @@ pub struct ImageRequest {
     /// Initial noise instead of the seed: a file with a tensor `latents` [images,
     /// channels, height, width].
     pub latents: Option<PathBuf>,
+    /// Reference images of all, for an editing model.
+    pub references: Vec<PathBuf>,
+    /// The side of a square with the area that references are scaled to.
+    pub reference_resolution: usize,
     /// In which dtypes the model is held.
     pub precision: Precision,
+}
+
+/// What an image is made from, encoded.
+#[derive(Clone, Debug)]
+pub struct SampleCondition {
+    /// The prompt.
+    pub prompt: Arc<Condition>,
+    /// The negative prompt.
+    pub negative: Arc<Condition>,
+    /// The reference images of an editing model.
+    pub references: Vec<ReferenceLatents>,
 }
 
 /// An image: three colours, 0 to 1, [3, height, width].
@@ -57,6 +77,13 @@ pub struct Image {
     pub values: Vec<f32>,
     /// Width and height.
     pub size: [usize; 2],
+}
+
+impl From<&Pixels> for Image {
+    fn from(pixels: &Pixels) -> Self {
+        let values = to_chw(pixels, false).into_iter().map(|value| value / 2.0 + 0.5).collect();
+        Self { values, size: [pixels.width as usize, pixels.height as usize] }
+    }
 }
 
 /// Events while images are sampled.
@@ -95,6 +122,7 @@ impl SamplePlan {
     }
 }
 
+const REFERENCES: &str = "references";
 const DENOISE: &str = "denoise";
 const DECODE: &str = "decode";
 
@@ -102,11 +130,33 @@ const DECODE: &str = "decode";
 pub struct SampleJob<'a> {
     pipeline: &'a Pipeline,
     request: ImageRequest,
+    /// Files of references, where the request names them, and the sizes in which the model sees them.
+    references: Vec<(PathBuf, ReferenceSize)>,
 }
 
 impl<'a> SampleJob<'a> {
     /// Checks the request against the model.
     pub fn new(pipeline: &'a Pipeline, request: ImageRequest) -> Result<Self> {
+        let (paths, resolution) = (&request.references, request.reference_resolution);
+        let references = fit_references(pipeline, paths, resolution)?;
+        Self::with_references(pipeline, request, references)
+    }
+
+    /// The same for references that are encoded elsewhere: of these sizes at most.
+    pub fn of_encoded(
+        pipeline: &'a Pipeline,
+        request: ImageRequest,
+        sizes: impl IntoIterator<Item = ReferenceSize>,
+    ) -> Result<Self> {
+        let references = sizes.into_iter().map(|size| (PathBuf::new(), size)).collect();
+        Self::with_references(pipeline, request, references)
+    }
+
+    fn with_references(
+        pipeline: &'a Pipeline,
+        request: ImageRequest,
+        references: Vec<(PathBuf, ReferenceSize)>,
+    ) -> Result<Self> {
         let unit = pipeline.pixels_per_token();
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
         let [width, height] = request.size;
@@ -132,7 +182,7 @@ impl<'a> SampleJob<'a> {
             let (steps, prompts) = (request.steps, request.prompts.len());
             return wrong(format!("{steps} steps for {prompts} prompts"), "ask for one at least");
         }
-        Ok(Self { pipeline, request })
+        Ok(Self { pipeline, request, references })
     }
 
     /// The fastest plan that fits into `limit` bytes, by dry runs. If none does, the error names the nearest request
@@ -148,12 +198,19 @@ impl<'a> SampleJob<'a> {
     /// The fastest plan whose phases fit into `limit` bytes; for a phase that does not fit, the option that takes the
     /// least memory.
     fn fastest_plan(&self, kind: DeviceKind, limit: usize) -> Result<SamplePlan> {
-        let Self { pipeline, request } = self;
+        let Self { pipeline, request, references } = self;
         let n_texts = request.prompts.len() + 1;
+        let seen: Vec<[u32; 2]> = self.encoder_images();
         let (stages, encoder_loading) =
-            plan_encoding(&pipeline.encoders, request.precision, n_texts, &[], kind, limit)?;
+            plan_encoding(&pipeline.encoders, request.precision, n_texts, &seen, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
-        let empty = self.dry_run_prompts();
+        if !references.is_empty() {
+            let (_, peak_bytes) = first_fitting(kind, limit, vec![()], |device, ()| {
+                encode_references(pipeline, device, references, &|_| true).map(drop)
+            })?;
+            phases.push(StageMemory { name: REFERENCES, peak_bytes });
+        }
+        let empty = [self.dry_run_prompt()?];
         let pairings = match pipeline.family().guidance.cfg_scale(request.guidance) {
             None => vec![true],
             Some(_) if pipeline.encoders.pads() => vec![true, false],
@@ -190,7 +247,8 @@ impl<'a> SampleJob<'a> {
         nearest_fitting(limit, &candidates, |(precision, size), _| {
             let request =
                 ImageRequest { precision: *precision, size: *size, ..self.request.clone() };
-            let job = Self { pipeline: self.pipeline, request };
+            let job =
+                Self { pipeline: self.pipeline, request, references: self.references.clone() };
             Ok(job.fastest_plan(kind, 0)?.peak_bytes())
         })
     }
@@ -219,32 +277,60 @@ impl<'a> SampleJob<'a> {
         self.decode(device, &latents, plan.tiling, on_event)
     }
 
-    /// The negative prompt, then the others.
+    /// All prompts, with the negative one and the references, which are the same for all.
     fn encode(
         &self,
         device: &Device,
         loading: EncoderLoading,
         on_event: SampleEventFn<'_>,
-    ) -> Result<Vec<Condition>> {
+    ) -> Result<Vec<SampleCondition>> {
         let texts = std::iter::once(&self.request.negative).chain(&self.request.prompts);
-        let prompts: Vec<Prompt> = texts.cloned().map(Prompt::from).collect();
+        let images = self.references.iter();
+        let images: Vec<_> = images.filter_map(|(path, size)| prompt_image(path, *size)).collect();
+        let prompt = |text: &String| Prompt { text: text.clone(), images: images.clone() };
+        let prompts: Vec<Prompt> = texts.map(prompt).collect();
         let begin = |name, _: &Device| _ = on_event(SampleEvent::Phase(name));
         let tick = |bytes| on_event(SampleEvent::Loaded(bytes));
         let watch = EncodeCallbacks { on_begin: &begin, tick: &tick, on_encoded: &|| true };
         let encoding = EncodingOptions { precision: self.request.precision, loading };
-        self.pipeline.encoders.encode(device, encoding, &prompts, watch)
+        let mut conditions =
+            self.pipeline.encoders.encode(device, encoding, &prompts, watch)?.into_iter();
+        let negative = Arc::new(conditions.next().expect("the negative one is there"));
+        if !self.references.is_empty() {
+            on_event(SampleEvent::Phase(REFERENCES));
+        }
+        let references = encode_references(self.pipeline, device, &self.references, &tick)?;
+        let encoded = |prompt: Condition| SampleCondition {
+            prompt: Arc::new(prompt),
+            negative: Arc::clone(&negative),
+            references: references.clone(),
+        };
+        Ok(conditions.map(encoded).collect())
     }
 
-    /// Prompts for a dry run, the negative one first.
-    pub fn dry_run_prompts(&self) -> Vec<Condition> {
-        vec![self.pipeline.encoders.zero_condition(); 2]
+    /// Sizes of references as the text encoder sees them, if it sees images.
+    fn encoder_images(&self) -> Vec<[u32; 2]> {
+        let sizes = self.references.iter().filter_map(|(_, size)| size.encoder);
+        sizes.map(Bucket::sides).collect()
     }
 
-    /// Latents as models see them, one per prompt but the first.
+    /// A prompt for a dry run.
+    pub fn dry_run_prompt(&self) -> Result<SampleCondition> {
+        let empty = self.pipeline.encoders.zero_condition(&self.encoder_images())?;
+        let empty = Arc::new(empty);
+        let latents = |(_, size): &(PathBuf, ReferenceSize)| {
+            let shape = self.pipeline.latent_shape([size.vae.width, size.vae.height]);
+            ReferenceLatents { values: vec![0.0; shape.count()], shape }
+        };
+        let references = self.references.iter().map(latents).collect();
+        Ok(SampleCondition { prompt: Arc::clone(&empty), negative: empty, references })
+    }
+
+    /// Latents as models see them, one per prompt.
     fn denoise(
         &self,
         device: &Device,
-        prompts: &[Condition],
+        prompts: &[SampleCondition],
         is_paired: bool,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
@@ -262,7 +348,7 @@ impl<'a> SampleJob<'a> {
         device: &Device,
         model: &Denoiser,
         params: &Params,
-        prompts: &[Condition],
+        prompts: &[SampleCondition],
         is_paired: bool,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
@@ -272,12 +358,11 @@ impl<'a> SampleJob<'a> {
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };
         let denoiser =
             GuidedDenoiser { job: self, device, model, params, is_cfg_batched: is_paired };
-        let (negative, prompts) = prompts.split_first().expect("the negative one is there");
         let mut all = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.iter().enumerate() {
             let mut latents = self.noise(device, index)?;
             for pair in sigmas.windows(2).take(n_steps) {
-                let velocity = denoiser.velocity(&latents, pair[0], prompt, negative)?;
+                let velocity = denoiser.velocity(&latents, pair[0], prompt)?;
                 scheduler::euler_step(&mut latents, &velocity, pair[0], pair[1]);
                 check_cancelled(on_event(SampleEvent::Step))?;
             }
@@ -352,37 +437,47 @@ impl GuidedDenoiser<'_> {
         &self,
         latents: &[f32],
         sigma: f32,
-        prompt: &Condition,
-        negative: &Condition,
+        SampleCondition { prompt, negative, references }: &SampleCondition,
     ) -> Result<Vec<f32>> {
-        let SampleJob { pipeline, request } = self.job;
+        let SampleJob { pipeline, request, .. } = self.job;
         let guidance = pipeline.family().guidance;
+        let predict = |prompts: &[&Condition]| self.predict(latents, sigma, prompts, references);
         let Some(scale) = guidance.cfg_scale(request.guidance) else {
-            return self.predict(latents, sigma, &[prompt]);
+            return predict(&[prompt]);
         };
         let patch = pipeline.transformer.config.latent_spec().patch_size;
         let shape = self.job.latent_shape();
         if self.is_cfg_batched {
-            let both = self.predict(latents, sigma, &[negative, prompt])?;
+            let both = predict(&[negative, prompt])?;
             let (without, with) = both.split_at(latents.len());
             return Ok(guidance.apply([without, with], scale, shape, patch));
         }
-        let without = self.predict(latents, sigma, &[negative])?;
-        let with = self.predict(latents, sigma, &[prompt])?;
+        let without = predict(&[negative])?;
+        let with = predict(&[prompt])?;
         Ok(guidance.apply([&without, &with], scale, shape, patch))
     }
 
     /// The same latents' velocity for each prompt.
-    fn predict(&self, latents: &[f32], sigma: f32, prompts: &[&Condition]) -> Result<Vec<f32>> {
-        let SampleJob { pipeline, request } = self.job;
+    fn predict(
+        &self,
+        latents: &[f32],
+        sigma: f32,
+        prompts: &[&Condition],
+        references: &[ReferenceLatents],
+    ) -> Result<Vec<f32>> {
+        let SampleJob { pipeline, request, .. } = self.job;
         let (dtype, samples) = (request.precision.dtype, prompts.len());
         let tape = Tape::inference(self.device, self.params, 0);
         let shape = self.job.latent_shape().batch(samples);
         let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
+        let upload = |ReferenceLatents { values, shape }: &ReferenceLatents| {
+            self.device.upload_as(shape.batch(samples), &values.repeat(samples), dtype)
+        };
+        let references = references.iter().map(upload).collect::<compute::Result<Vec<_>>>()?;
         let embedded = pipeline.family().guidance.embedded(request.guidance.guidance, samples);
         let input = DenoiserInput {
             latents: &latents,
-            references: &[],
+            references: &references,
             timesteps: &vec![pipeline.schedule.timestep(sigma); samples],
             condition: &Conditions::upload(self.device, prompts, dtype)?,
             guidance: embedded.as_deref(),

@@ -17,7 +17,7 @@ use weights::BytesDoneFn;
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::cost::{Cost, Stage};
-use crate::data::SizeCounts;
+use crate::data::{Bucket, SizeCounts};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
@@ -36,8 +36,8 @@ pub struct DatasetSummary<S> {
     pub train: SizeCounts<S>,
     /// Held-out samples.
     pub held_out: SizeCounts<S>,
-    /// Latents that are not in the cache yet.
-    pub to_encode: SizeCounts<S>,
+    /// Latents of images that are not in the cache yet, those of references among them.
+    pub to_encode: SizeCounts<Bucket>,
     /// Captions and prompts that are not in the cache yet.
     pub n_texts: usize,
     /// Whether there was no dataset to read, so that sizes are assumed.
@@ -134,6 +134,7 @@ pub trait Task: Copy {
     /// Generates samples on the meta device; returns what that costs.
     fn dry_run_samples(
         &self,
+        dataset: &DatasetSummary<Self::Size>,
         device: &Device,
         trainable: TrainableModel<'_, Self::Model>,
         tiling: Option<Tiling>,

@@ -22,7 +22,7 @@ use super::*;
 use crate::cache::{CacheBuilder, CacheRequest};
 use crate::config::RawConfig;
 use crate::config::batch::BatchSettings;
-use crate::data::Bucket;
+use crate::data::SampleSize;
 use crate::error::TrainerError;
 use crate::event::{EndReason, MemoryFallback, Warning, WarningKind};
 use crate::model::diffusion::Pipeline;
@@ -542,7 +542,7 @@ fn an_update_is_made_whole_or_not_at_all() {
 /// Forward and backward of some samples of a batch; the gradients, in the order of the parameters.
 fn gradients_of(
     run: &mut TrainingRun<'_, ImageLoader<'_>>,
-    batch: &TrainBatch<Bucket, EncodedSample>,
+    batch: &TrainBatch<SampleSize, EncodedSample>,
     samples: Range<usize>,
 ) -> Vec<Option<Vec<f32>>> {
     let samples = batch.samples[samples].to_vec();

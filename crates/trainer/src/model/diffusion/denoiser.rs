@@ -175,8 +175,17 @@ pub trait DenoiserNetwork {
         recompute: Recompute,
     ) -> Result<Var>;
 
-    /// Patch size, and how a predicted token orders its values.
-    fn patches(&self) -> (usize, PatchOrder);
+    /// How latents are cut into tokens.
+    fn patches(&self) -> LatentPatches;
+}
+
+/// How latents are cut into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentPatches {
+    /// Pixels of a latent along a token's side.
+    pub size: usize,
+    /// How a token orders its values.
+    pub order: PatchOrder,
 }
 
 /// The input of a denoiser.
@@ -203,7 +212,7 @@ impl DenoiserInput<'_> {
     pub fn image_tokens(
         &self,
         tape: &Tape<'_>,
-        (patch, order): (usize, PatchOrder),
+        LatentPatches { size: patch, order }: LatentPatches,
     ) -> Result<(Var, Vec<[usize; 2]>)> {
         let images = || std::iter::once(self.latents).chain(self.references);
         let size = |image: &Tensor| [2, 3].map(|axis| image.shape().sizes()[axis] / patch);
@@ -223,7 +232,7 @@ pub struct DenoiserOutput {
     pub tokens: Var,
     /// Height and width of the latents.
     size: [usize; 2],
-    patches: (usize, PatchOrder),
+    patches: LatentPatches,
 }
 
 impl Denoiser {
@@ -244,13 +253,13 @@ impl Denoiser {
 
     /// Latents in the order of a prediction's tokens.
     pub fn patchify(&self, tape: &Tape<'_>, latents: Tensor) -> Result<Tensor> {
-        let (patch, order) = dispatch!(Self, self, model => model.patches());
+        let LatentPatches { size: patch, order } = dispatch!(Self, self, model => model.patches());
         Ok(tape.patchify(&latents.into(), patch, order)?.into_tensor())
     }
 
     /// Latents from tokens in this order, with so many rows and columns of tokens.
     pub fn unpatchify(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
-        let (patch, order) = dispatch!(Self, self, model => model.patches());
+        let LatentPatches { size: patch, order } = dispatch!(Self, self, model => model.patches());
         let size = size.map(|tokens| tokens * patch);
         Ok(tape.unpatchify(&tokens.into(), size, patch, order)?.into_tensor())
     }
@@ -259,7 +268,7 @@ impl Denoiser {
 impl DenoiserOutput {
     /// As latents [samples, channels, height, width].
     pub fn latents(&self, tape: &Tape<'_>) -> Result<Var> {
-        let (patch, order) = self.patches;
+        let LatentPatches { size: patch, order } = self.patches;
         Ok(tape.unpatchify(&self.tokens, self.size, patch, order)?)
     }
 

@@ -118,7 +118,8 @@ mod tests {
     };
 
     /// A reference's size, and what Kontext, the VAE and the text encoder of Qwen-Image-Edit-Plus see.
-    const EXPECTED: [([u32; 2], [u32; 2], [u32; 2], [u32; 2]); 9] = [
+    type SizeRow = ([u32; 2], [u32; 2], [u32; 2], [u32; 2]);
+    const EXPECTED: [SizeRow; 9] = [
         ([1024, 1024], [1024, 1024], [1024, 1024], [384, 384]),
         ([1920, 1080], [1392, 752], [1376, 768], [512, 288]),
         ([1080, 1920], [752, 1392], [768, 1376], [288, 512]),

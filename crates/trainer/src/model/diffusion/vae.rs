@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Shape};
+use compute::{Device, Params, Shape, Tape};
 use weights::{BytesDoneFn, Catalog};
 
 use super::part::PipelinePart;
@@ -13,6 +13,7 @@ use crate::model::adapter::Adapters;
 use crate::model::build::{ModelBuilder, Precision};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, WeightFiles};
+use crate::model::host::to_vec;
 use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder};
 
 /// An autoencoder, open.
@@ -97,6 +98,26 @@ impl LatentStatistics {
         });
         numbers.collect()
     }
+}
+
+/// The moments of the latents of images [3, height, width], of one width and height: means, then log variances.
+pub fn vae_moments(
+    encoder: &VaeEncoder,
+    device: &Device,
+    images: &[&[f32]],
+    [width, height]: [usize; 2],
+) -> Result<(Vec<Vec<f32>>, LatentShape)> {
+    let params = Params::default();
+    let tape = Tape::inference(device, &params, 0);
+    let input = device.upload([images.len(), 3, height, width], &images.concat())?;
+    let encoded = encoder.forward(&tape, &input)?;
+    let moments = to_vec(encoded.tensor())?;
+    let shape = encoded.tensor().shape();
+    let [n, channels, height, width] = shape.sizes() else {
+        unreachable!("images have four dimensions, and so have latents")
+    };
+    let latent = LatentShape::image(channels / 2, *height, *width);
+    Ok((moments.chunks(moments.len() / n).map(<[f32]>::to_vec).collect(), latent))
 }
 
 impl Vae {

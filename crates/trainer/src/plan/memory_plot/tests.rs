@@ -34,7 +34,7 @@ fn step(set: &[&str]) -> (MemoryRecording, Usage) {
     let device = Device::meta(DeviceKind::cpu(2), usize::MAX / 2);
     let task = diffusion::DiffusionTask::new(&config, &pipeline).unwrap();
     let mut session = Session::new(&device, &task, &config, &|_| true).unwrap();
-    let micro_batch = task.dummy_micro_batch(Bucket { width: 64, height: 64 }, 1).unwrap();
+    let micro_batch = task.dummy_micro_batch(Bucket { width: 64, height: 64 }.into(), 1).unwrap();
     device.reset_peak();
     device.start_recording();
     let (position, recompute) = (BatchPosition::default(), Recompute::None);

@@ -2,13 +2,15 @@
 //! its index there, so a resumed run sees the same.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use compute::RandomSequence;
+use weights::checksum::Hash;
 
-use crate::cache::{CacheIndex, CachedLatents};
+use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
 use crate::data::caption::{CaptionDraws, for_step};
-use crate::data::{BatchSampler, Bucket};
+use crate::data::{BatchSampler, SampleSize};
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::condition::Condition;
 use crate::task::traits::TrainBatch;
@@ -28,6 +30,8 @@ pub(crate) const SAMPLE_CACHE_BYTES: usize = 256 << 20;
 pub struct EncodedSample {
     /// Its latents, or those of its mirror image.
     pub latents: Arc<CachedLatents>,
+    /// The latents of its reference images, for an editing model.
+    pub references: Vec<Arc<CachedLatents>>,
     /// Its text as the model sees it.
     pub prompt: Arc<Condition>,
     /// A number that no other sample of the run has, for random numbers.
@@ -49,9 +53,9 @@ impl BatchReader {
     }
 
     /// A batch.
-    pub fn read(&mut self, number: u64) -> Result<TrainBatch<Bucket, EncodedSample>> {
+    pub fn read(&mut self, number: u64) -> Result<TrainBatch<SampleSize, EncodedSample>> {
         let samples = self.order.batch(number);
-        let size = samples.first().and_then(|first| Some(self.index.train.get(*first)?.bucket));
+        let size = samples.first().and_then(|first| Some(self.index.train.get(*first)?.size()));
         let size = size.ok_or_else(|| TrainerError::Request {
             problem: "there is nothing to train on".into(),
             hint: "give data.images a folder of images",
@@ -70,8 +74,13 @@ impl BatchReader {
         let sample = &self.index.train[index];
         let is_mirrored = sample.mirrored_key.is_some() && sequence.word(4) & 1 == 1;
         let text = for_step(&sample.caption, self.index.captions(), draws);
+        let prompt = self.cache.prompt(&self.index, &sample.prompt(text, is_mirrored))?;
+        let references = sample.references.iter();
+        let references = references
+            .map(|reference| self.cache.reference(&self.index, reference, is_mirrored))
+            .collect::<Result<_>>()?;
         let latents = self.cache.latents(&self.index, index, is_mirrored)?;
-        Ok(EncodedSample { latents, prompt: self.cache.prompt(&self.index, text)?, draw })
+        Ok(EncodedSample { latents, references, prompt, draw })
     }
 }
 
@@ -79,7 +88,8 @@ impl BatchReader {
 #[derive(Default)]
 struct SampleCache {
     latents: HashMap<(usize, bool), Arc<CachedLatents>>,
-    prompts: HashMap<String, Arc<Condition>>,
+    references: HashMap<(PathBuf, bool), Arc<CachedLatents>>,
+    prompts: HashMap<Hash, Arc<Condition>>,
     bytes: usize,
 }
 
@@ -100,13 +110,32 @@ impl SampleCache {
         Ok(latents)
     }
 
-    fn prompt(&mut self, from: &CacheIndex, text: String) -> Result<Arc<Condition>> {
-        if let Some(prompt) = self.prompts.get(&text) {
+    /// One reference may belong to several samples.
+    fn reference(
+        &mut self,
+        from: &CacheIndex,
+        reference: &CachedReference,
+        is_mirrored: bool,
+    ) -> Result<Arc<CachedLatents>> {
+        let key = (reference.path.clone(), is_mirrored);
+        if let Some(latents) = self.references.get(&key) {
+            return Ok(Arc::clone(latents));
+        }
+        let latents = Arc::new(from.reference(reference, is_mirrored)?);
+        if self.reserve(latents.mean.len()) {
+            self.references.insert(key, Arc::clone(&latents));
+        }
+        Ok(latents)
+    }
+
+    fn prompt(&mut self, from: &CacheIndex, prompt: &CachedPrompt) -> Result<Arc<Condition>> {
+        let key = from.cache_key(prompt);
+        if let Some(prompt) = self.prompts.get(&key) {
             return Ok(Arc::clone(prompt));
         }
-        let prompt = Arc::new(from.condition(&text)?);
+        let prompt = Arc::new(from.condition(prompt)?);
         if self.reserve(prompt.n_values()) {
-            self.prompts.insert(text, Arc::clone(&prompt));
+            self.prompts.insert(key, Arc::clone(&prompt));
         }
         Ok(prompt)
     }

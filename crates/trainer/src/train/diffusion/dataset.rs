@@ -5,22 +5,22 @@
 //! writes a file.
 
 use super::DiffusionTask;
-use crate::cache::bucketed::{assign_buckets, n_held_out};
-use crate::cache::scaled::scaled_counts;
+use crate::cache::bucketed::{assign_buckets, n_held_out, reference_size};
+use crate::cache::scaled::{scaled_bucket, scaled_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::config::sample::SampleConfig as SampleSettings;
-use crate::data::Bucket;
+use crate::data::{Bucket, SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::task::traits::DatasetSummary;
 
-type BucketCounts = crate::data::SizeCounts<Bucket>;
+type SampleCounts = SizeCounts<SampleSize>;
 
 /// Batches of an epoch where there is no folder to count. Chosen: as many images as people train on at the
 /// least, and enough to fill the largest encoding batch.
 const NOMINAL_BATCHES: usize = 16;
 
-impl DatasetSummary<Bucket> {
+impl DatasetSummary<SampleSize> {
     /// Of a folder that was compared with the cache.
     pub fn from_caching(caching: &CacheBuilder<'_>) -> Self {
         let CacheIndex { train, held_out, .. } = caching.index();
@@ -48,37 +48,44 @@ impl DatasetSummary<Bucket> {
         let data = task.data;
         let images = assign_buckets(task.pipeline, data, &|_| true)?.images;
         let n_held = n_held_out(images.len(), data.validation)?;
-        let (mut train, mut found) = (BucketCounts::new(), BucketCounts::new());
+        let (mut train, mut found) = (SampleCounts::new(), SampleCounts::new());
         for image in &images {
-            *train.entry(image.bucket).or_default() += image.repeats as usize;
-            *found.entry(image.bucket).or_default() += 1;
+            *train.entry(image.size()).or_default() += image.repeats as usize;
+            *found.entry(image.size()).or_default() += 1;
         }
-        let held_out = found.iter().map(|(bucket, n)| (*bucket, n_held.min(*n)));
+        let held_out = found.iter().map(|(size, n)| (*size, n_held.min(*n)));
         Ok(Self {
             train,
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
-            to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(data))).collect(),
-            n_texts: found.values().sum::<usize>() + n_other_texts(task.sample),
+            to_encode: to_encode(&found, views(data)),
+            n_texts: n_texts(&found, data) + n_other_texts(task.sample),
             is_nominal: false,
         })
     }
 
     /// Of a folder that does not exist yet: square images, as many as `data.draw` will draw, else enough to
     /// fill batches.
-    pub fn nominal(DiffusionTask { data, sample, .. }: &DiffusionTask<'_>, batch: usize) -> Self {
+    pub fn nominal(task: &DiffusionTask<'_>, batch: usize) -> Self {
+        let DiffusionTask { data, sample, .. } = task;
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
+        // One reference of the same shape, for an editing model.
+        let editing = task.pipeline.family().editing;
+        let reference =
+            editing.map(|it| reference_size(it, square.sides(), data.reference_resolution));
+        let size = SampleSize::new(square, reference);
         let n = match data.draw {
             Some(_) => data.draw_count,
             None => NOMINAL_BATCHES * batch,
         };
         let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
         let has_validation = data.validation != ValidationSplit::None;
+        let found = SampleCounts::from([(size, n)]);
         Self {
-            train: BucketCounts::from([(square, n.saturating_mul(repeats))]),
-            held_out: has_validation.then_some((square, 1)).into_iter().collect(),
-            to_encode: BucketCounts::from([(square, n * views(data))]),
-            n_texts: n + n_other_texts(sample),
+            train: SampleCounts::from([(size, n.saturating_mul(repeats))]),
+            held_out: has_validation.then_some((size, 1)).into_iter().collect(),
+            to_encode: to_encode(&found, views(data)),
+            n_texts: n_texts(&found, data) + n_other_texts(sample),
             is_nominal: true,
         }
     }
@@ -86,25 +93,54 @@ impl DatasetSummary<Bucket> {
 
 /// The same images at another resolution.
 pub(super) fn scaled(
-    dataset: &DatasetSummary<Bucket>,
+    dataset: &DatasetSummary<SampleSize>,
     data: &DataConfig,
     resolution: usize,
-) -> DatasetSummary<Bucket> {
-    let counts = |counts: &BucketCounts| scaled_counts(counts, data, resolution);
+) -> DatasetSummary<SampleSize> {
+    let counts = |counts: &SampleCounts| {
+        let mut smaller = SampleCounts::new();
+        for (size, n) in counts {
+            let bucket = scaled_bucket(size.bucket, data, resolution);
+            *smaller.entry(SampleSize::new(bucket, size.references())).or_default() += n;
+        }
+        smaller
+    };
     DatasetSummary {
         train: counts(&dataset.train),
         held_out: counts(&dataset.held_out),
-        to_encode: counts(&dataset.to_encode),
+        to_encode: scaled_counts(&dataset.to_encode, data, resolution),
         ..*dataset
     }
 }
 
-fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> BucketCounts {
-    let mut counts = BucketCounts::new();
+fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> SampleCounts {
+    let mut counts = SampleCounts::new();
     for sample in samples {
-        *counts.entry(sample.bucket).or_default() += weight(sample);
+        *counts.entry(sample.size()).or_default() += weight(sample);
     }
     counts
+}
+
+/// Latents of images and of their references, in all their views.
+fn to_encode(found: &SampleCounts, views: usize) -> SizeCounts<Bucket> {
+    let mut counts = SizeCounts::new();
+    for (size, n) in found {
+        let references = size.references().map(|reference| reference.vae);
+        for bucket in std::iter::once(size.bucket).chain(references) {
+            *counts.entry(bucket).or_default() += n * views;
+        }
+    }
+    counts
+}
+
+/// Captions; where the text encoder sees images, those of mirror images and, with caption dropout, empty ones are
+/// prompts of their own.
+fn n_texts(found: &SampleCounts, data: &DataConfig) -> usize {
+    let of_sample = |size: &SampleSize| match size.encoder_images().is_empty() {
+        true => 1,
+        false => views(data) * (1 + usize::from(data.caption_dropout > 0.0)),
+    };
+    found.iter().map(|(size, n)| n * of_sample(size)).sum()
 }
 
 /// Texts that are encoded beside captions: prompts, the negative prompt, and the empty one.
@@ -170,13 +206,13 @@ mod tests {
         folder
     }
 
-    fn estimated(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<Bucket>> {
+    fn estimated(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<SampleSize>> {
         let (config, pipeline) = (job(folder, settings), pipeline());
         DatasetSummary::estimate(&DiffusionTask::new(&config, &pipeline)?, config.train.batch_size)
     }
 
     /// What a run finds, and the estimate.
-    fn both(folder: &Path, settings: &[&str]) -> [DatasetSummary<Bucket>; 2] {
+    fn both(folder: &Path, settings: &[&str]) -> [DatasetSummary<SampleSize>; 2] {
         let (config, pipeline) = (job(folder, settings), pipeline());
         let estimated = estimated(folder, settings).unwrap();
         assert!(!folder.join("run").exists(), "an estimate writes nothing");
@@ -213,7 +249,7 @@ mod tests {
                 [(&exact.train, &estimated.train), (&exact.held_out, &estimated.held_out)]
             {
                 let is_estimated =
-                    |(bucket, n): (&Bucket, &usize)| estimated.get(bucket) >= Some(n);
+                    |(size, n): (&SampleSize, &usize)| estimated.get(size) >= Some(n);
                 assert!(exact.iter().all(is_estimated), "{setting}: {exact:?} {estimated:?}");
             }
             assert_eq!(exact.to_encode, estimated.to_encode);
@@ -235,17 +271,17 @@ mod tests {
         let plain = at(&["train.batch_size=3"]);
         assert!(plain.is_nominal && plain.held_out.is_empty());
         assert_eq!(plain.n_texts, 48 + 2);
-        assert_eq!(plain.train, BucketCounts::from([(square, 48)]));
-        assert_eq!(plain.to_encode, BucketCounts::from([(square, 48)]));
+        assert_eq!(plain.train, SampleCounts::from([(square.into(), 48)]));
+        assert_eq!(plain.to_encode, SizeCounts::from([(square, 48)]));
         let measured = at(&[
             "data.validation=0.1",
             "data.bucket_step=32",
             "data.flip=true",
             "data.resolution=112",
         ]);
-        assert_eq!(measured.held_out, BucketCounts::from([(square, 1)]));
-        assert_eq!(measured.to_encode, BucketCounts::from([(square, 32)]));
+        assert_eq!(measured.held_out, SampleCounts::from([(square.into(), 1)]));
+        assert_eq!(measured.to_encode, SizeCounts::from([(square, 32)]));
         let drawn = at(&["data.draw=flat", "data.draw_count=5", "data.repeats=2"]);
-        assert_eq!(drawn.train, BucketCounts::from([(square, 10)]));
+        assert_eq!(drawn.train, SampleCounts::from([(square.into(), 10)]));
     }
 }

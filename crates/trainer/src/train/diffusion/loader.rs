@@ -13,7 +13,7 @@ use super::samples::SampleImageWriter;
 use super::{DiffusionTask, ImageMicroBatch};
 use crate::cache::CacheIndex;
 use crate::config::RunConfig;
-use crate::data::{BatchSampler, Bucket};
+use crate::data::{BatchSampler, SampleSize};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
@@ -46,8 +46,9 @@ impl<'a> ImageLoader<'a> {
         let precision =
             Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
         let makes_samples = traits::Task::makes_samples(&task);
-        let samples =
-            makes_samples.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
+        // What the images are made from comes from the cache.
+        let writer = || SampleImageWriter::new(task, Vec::new(), precision, tiling);
+        let samples = makes_samples.then(writer).transpose()?;
         let noise = task.noise_sampler();
         let (order, folder) =
             (index.batch_sampler(config.train.batch_size, seed), task.data.images.clone());
@@ -90,11 +91,11 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
         Ok((samples.len() as f64, ImageMicroBatch { samples }))
     }
 
-    fn held_out_passes(&self) -> BTreeMap<Bucket, Vec<HeldOutPass>> {
+    fn held_out_passes(&self) -> BTreeMap<SampleSize, Vec<HeldOutPass>> {
         let mut passes = BTreeMap::<_, Vec<_>>::new();
         for (index, sample) in self.index.held_out.iter().enumerate() {
             let all = HeldOutPass::all(index, FIXED_TIMESTEPS.len());
-            passes.entry(sample.bucket).or_default().extend(all);
+            passes.entry(sample.size()).or_default().extend(all);
         }
         passes
     }
@@ -106,11 +107,16 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
         for same in passes.chunk_by(|a, b| a.sample == b.sample) {
             let index = same[0].sample;
             let sample = &self.index.held_out[index];
-            let latents = Arc::new(self.index.latents(sample, false)?);
-            let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
-            let noisy = |it: &HeldOutPass| {
-                self.noise.fixed(&latents, &prompt, index as u64, FIXED_TIMESTEPS[it.pass])
+            let prompt = sample.prompt(self.index.plain_text(sample), false);
+            let references = sample.references.iter();
+            let references = references.map(|it| self.index.reference(it, false).map(Arc::new));
+            let sample = EncodedSample {
+                latents: Arc::new(self.index.latents(sample, false)?),
+                references: references.collect::<Result<_>>()?,
+                prompt: Arc::new(self.index.condition(&prompt)?),
+                draw: index as u64,
             };
+            let noisy = |it: &HeldOutPass| self.noise.fixed(&sample, FIXED_TIMESTEPS[it.pass]);
             samples.extend(same.iter().map(noisy));
         }
         Ok((samples.len() as f64, ImageMicroBatch { samples }))

@@ -18,7 +18,7 @@ use weights::BytesDoneFn;
 
 use self::batch::EncodedSample;
 pub(crate) use self::loader::ImageLoader;
-use self::noise::{FIXED_TIMESTEPS, NoiseSampler, NoisySample, noisy_latents};
+use self::noise::{FIXED_TIMESTEPS, NoiseSampler, NoisySample, noisy_latents, reference_latents};
 use self::samples::SampleImageWriter;
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun, RunSetup};
 use super::folder::RunFolder;
@@ -26,14 +26,16 @@ use super::pacing::{PacedProgress, Pacer, Pacing};
 use super::preparation::{emit_findings, emit_progress};
 use super::{checkpoint, full};
 use crate::cache::scaled::RESOLUTIONS;
-use crate::cache::{CacheBuilder, CacheIndex, CacheRequest, CachedLatents, plan_images};
+use crate::cache::{
+    CacheBuilder, CacheIndex, CacheRequest, CachedLatents, largest_images, plan_images,
+};
 use crate::config::adapter::AdapterKind;
 use crate::config::data::DataConfig;
 use crate::config::sample::SampleConfig;
 use crate::config::train::TrainConfig;
 use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
-use crate::data::Bucket;
+use crate::data::{Bucket, ReferenceSize, SampleSize};
 use crate::error::Result;
 use crate::event::{Event, EventSink, Phase};
 use crate::export::fuse::check_dora;
@@ -50,6 +52,7 @@ use crate::model::vae::Tiling;
 use crate::plan::{Plan, PlanRequest, choose, dry_run, memory_levels};
 use crate::progress;
 use crate::sample::encoding::plan_encoding;
+use crate::sample::reference::fit_references;
 use crate::task::prefetch::PREFETCH_BATCHES;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 
@@ -84,7 +87,7 @@ impl<'a> DiffusionTask<'a> {
 
 impl Task for DiffusionTask<'_> {
     type Model = Denoiser;
-    type Size = Bucket;
+    type Size = SampleSize;
     type MicroBatch = ImageMicroBatch;
 
     fn path(&self) -> &Path {
@@ -122,8 +125,8 @@ impl Task for DiffusionTask<'_> {
         recompute: Recompute,
     ) -> Result<Var> {
         let device = tape.device();
-        let NoisyLatents { noisy, velocity } =
-            noisy_latents(samples, device, &self.pipeline.vae.statistics(), dtype)?;
+        let statistics = self.pipeline.vae.statistics();
+        let NoisyLatents { noisy, velocity } = noisy_latents(samples, device, &statistics, dtype)?;
         let guidance = self
             .train
             .guidance_scale
@@ -131,7 +134,7 @@ impl Task for DiffusionTask<'_> {
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = DenoiserInput {
             latents: &noisy,
-            references: &[],
+            references: &reference_latents(samples, device, &statistics, dtype)?,
             timesteps: &samples.iter().map(|sample| sample.timestep).collect::<Vec<_>>(),
             condition: &Conditions::upload(device, &prompts, dtype)?,
             guidance: guidance.as_deref(),
@@ -143,20 +146,27 @@ impl Task for DiffusionTask<'_> {
         predicted.loss(tape, &target, &weights)
     }
 
-    fn dummy_micro_batch(&self, size: Bucket, n: usize) -> Result<ImageMicroBatch> {
+    fn dummy_micro_batch(&self, size: SampleSize, n: usize) -> Result<ImageMicroBatch> {
         let noise = self.noise_sampler();
-        let shape = self.pipeline.latent_shape([size.width, size.height]);
-        let zeros = || vec![0.0; shape.count()];
-        let latents = Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape });
-        let prompt = Arc::new(self.pipeline.encoders.zero_condition());
-        let sample = EncodedSample { latents, prompt, draw: 0 };
+        let latents = |Bucket { width, height }| {
+            let shape = self.pipeline.latent_shape([width, height]);
+            let zeros = || vec![0.0; shape.count()];
+            Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape })
+        };
+        let prompt = self.pipeline.encoders.zero_condition(&size.encoder_images())?;
+        let sample = EncodedSample {
+            latents: latents(size.bucket),
+            references: size.references().map(|reference| latents(reference.vae)).collect(),
+            prompt: Arc::new(prompt),
+            draw: 0,
+        };
         Ok(ImageMicroBatch { samples: (0..n).map(|_| noise.draw(&sample)).collect() })
     }
 
     fn preparation(
         &self,
         config: &RunConfig,
-        dataset: &DatasetSummary<Bucket>,
+        dataset: &DatasetSummary<SampleSize>,
         kind: DeviceKind,
         limit: usize,
     ) -> Result<Preparation> {
@@ -169,8 +179,10 @@ impl Task for DiffusionTask<'_> {
         let precision = Precision { base, ..Precision::plain(config.base.dtype) };
         let encoders = &self.pipeline.encoders;
         let n_texts = dataset.n_texts;
+        let sizes = dataset.train.keys().chain(dataset.held_out.keys());
+        let images = largest_images(encoders, sizes.map(SampleSize::encoder_images))?;
         let (texts, encoder_loading) =
-            plan_encoding(encoders, precision, n_texts, &[], kind, limit)?;
+            plan_encoding(encoders, precision, n_texts, &images, kind, limit)?;
         stages.extend(texts);
         Ok(Preparation { stages, encoder_loading })
     }
@@ -179,12 +191,16 @@ impl Task for DiffusionTask<'_> {
         self.pipeline.transformer.file_bytes()
     }
 
-    fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<Bucket>) -> usize {
+    fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SampleSize>) -> usize {
         let pipeline = self.pipeline;
-        let prompt = pipeline.encoders.zero_condition().n_values();
         let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height]).count();
-        // A mean and a standard deviation for each latent value.
-        let sample = |size| (2 * latents(size) + prompt) * Dtype::F32.bytes();
+        let sample = |size: SampleSize| {
+            let prompt = pipeline.encoders.zero_condition(&size.encoder_images());
+            let prompt = prompt.map_or(0, |prompt| prompt.n_values());
+            let references: usize = size.references().map(|it| latents(it.vae)).sum();
+            // A mean and a standard deviation for each latent value of the image.
+            (2 * latents(size.bucket) + references + prompt) * Dtype::F32.bytes()
+        };
         let sizes = || dataset.train.iter().map(|(size, n)| (sample(*size), n));
         let repeats = (self.data.repeats as usize).max(1);
         let all: usize = sizes().map(|(bytes, shown)| bytes * shown.div_ceil(repeats)).sum();
@@ -198,8 +214,8 @@ impl Task for DiffusionTask<'_> {
         }
     }
 
-    fn relative_cost(Bucket { width, height }: Bucket) -> usize {
-        width * height
+    fn relative_cost(size: SampleSize) -> usize {
+        size.pixels()
     }
 
     fn makes_samples(&self) -> bool {
@@ -212,14 +228,17 @@ impl Task for DiffusionTask<'_> {
 
     fn dry_run_samples(
         &self,
+        dataset: &DatasetSummary<SampleSize>,
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
         tiling: Option<Tiling>,
     ) -> Result<Cost> {
-        SampleImageWriter::new(*self, trainable.precision, tiling)?.dry_run(device, trainable)
+        let references = self.sample_references(dataset)?;
+        SampleImageWriter::new(*self, references, trainable.precision, tiling)?
+            .dry_run(device, trainable)
     }
 
-    fn smaller(&self, dataset: &DatasetSummary<Bucket>) -> Vec<SmallerTask<Self>> {
+    fn smaller(&self, dataset: &DatasetSummary<SampleSize>) -> Vec<SmallerTask<Self>> {
         let samples = smaller_sides(self.sample_size.width.max(self.sample_size.height));
         let samples: Vec<usize> = samples.filter(|_| self.makes_samples()).collect();
         let resolutions: Vec<usize> = smaller_sides(self.data.resolution).collect();
@@ -236,6 +255,27 @@ impl Task for DiffusionTask<'_> {
 }
 
 impl DiffusionTask<'_> {
+    /// Sizes of the references of sample images, the largest of them: those that the job names, else those of the data.
+    fn sample_references(
+        &self,
+        dataset: &DatasetSummary<SampleSize>,
+    ) -> Result<Vec<ReferenceSize>> {
+        let resolution = self.data.reference_resolution;
+        let named = self.sample.references.0.iter().map(|paths| {
+            let sized = fit_references(self.pipeline, paths, resolution)?;
+            Ok(sized.into_iter().map(|(_, size)| size).collect())
+        });
+        let mut lists: Vec<Vec<ReferenceSize>> = named.collect::<Result<_>>()?;
+        if lists.is_empty() {
+            let sizes = dataset.train.keys().chain(dataset.held_out.keys());
+            lists = sizes.map(|size| size.references().collect()).collect();
+        }
+        let pixels = |list: &Vec<ReferenceSize>| -> usize {
+            list.iter().map(|size| size.vae.width * size.vae.height).sum()
+        };
+        Ok(lists.into_iter().max_by_key(pixels).unwrap_or_default())
+    }
+
     fn noise_sampler(&self) -> NoiseSampler {
         NoiseSampler {
             timesteps: self.pipeline.schedule.train_timesteps(self.train.timestep_shift),
@@ -257,7 +297,7 @@ impl DiffusionTask<'_> {
         &self,
         resolution: Option<usize>,
         side: Option<usize>,
-        dataset: &DatasetSummary<Bucket>,
+        dataset: &DatasetSummary<SampleSize>,
     ) -> SmallerTask<Self> {
         let images = resolution.map(|side| format!("data.resolution = {side}"));
         let samples = side.map(|side| format!("sample.size = {side}"));

@@ -31,6 +31,8 @@ pub struct NoiseSampler {
 pub struct NoisySample {
     /// Mean and standard deviation of its latents.
     pub latents: Arc<CachedLatents>,
+    /// The latents of its reference images.
+    pub references: Vec<Arc<CachedLatents>>,
     /// Its text as the model sees it.
     pub prompt: Arc<Condition>,
     /// Its timestep.
@@ -47,13 +49,15 @@ pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
-    pub fn draw(&self, EncodedSample { latents, prompt, draw }: &EncodedSample) -> NoisySample {
+    pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
+        let EncodedSample { latents, references, prompt, draw } = sample;
         let random = self.random(Purpose::Timesteps, *draw);
         let (uniform, normal) = (random.uniform(0), random.normal(2));
         let timestep =
             self.timestep(self.scheme.sample_u(uniform.into(), normal.into()), latents.shape);
         NoisySample {
             latents: Arc::clone(latents),
+            references: references.clone(),
             prompt: Arc::clone(prompt),
             timestep,
             weight: self.scheme.weight(timestep.sigma),
@@ -64,20 +68,16 @@ impl NoiseSampler {
 
     /// For validation: a fixed timestep, fixed noise for each image, and the mean of its latents. Every timestep
     /// has the same weight, so that jobs can be compared.
-    pub fn fixed(
-        &self,
-        latents: &Arc<CachedLatents>,
-        prompt: &Arc<Condition>,
-        index: u64,
-        u: f64,
-    ) -> NoisySample {
+    pub fn fixed(&self, sample: &EncodedSample, u: f64) -> NoisySample {
+        let EncodedSample { latents, references, prompt, draw } = sample;
         NoisySample {
             latents: Arc::clone(latents),
+            references: references.clone(),
             prompt: Arc::clone(prompt),
             timestep: self.timestep(u, latents.shape),
             weight: 1.0,
             latent_noise: None,
-            noise: self.random(Purpose::HeldOut, index),
+            noise: self.random(Purpose::HeldOut, *draw),
         }
     }
 
@@ -101,6 +101,23 @@ pub fn noisy_latents(
     let sigmas: Vec<f32> = samples.iter().map(|sample| sample.timestep.sigma).collect();
     let noise: Vec<RandomSequence> = samples.iter().map(|sample| sample.noise).collect();
     Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
+}
+
+/// The scaled latents of the samples' reference images, all of the first ones together: their means, without noise.
+pub fn reference_latents(
+    samples: &[NoisySample],
+    device: &Device,
+    statistics: &LatentStatistics,
+    dtype: Dtype,
+) -> Result<Vec<Tensor>> {
+    let references = samples[0].references.iter().enumerate();
+    let upload = |(index, first): (usize, &Arc<CachedLatents>)| {
+        let scaled = |it: &NoisySample| statistics.to_model(&it.references[index].mean);
+        let scaled: Vec<Vec<f32>> = samples.iter().map(scaled).collect();
+        let parts: Vec<&[f32]> = scaled.iter().map(Vec::as_slice).collect();
+        Ok(device.upload_parts(first.shape.batch(samples.len()), &parts, dtype)?)
+    };
+    references.map(upload).collect()
 }
 
 /// Scaled latents. Their memory is allocated first and all else freed: they live as long as the step, and memory

@@ -2,20 +2,24 @@
 //! VAE decoder is, and freed.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use compute::{Device, WorkStats};
 
 use super::DiffusionTask;
-use crate::cache::CacheIndex;
+use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
 use crate::config::sample::SampleConfig;
 use crate::cost::Cost;
+use crate::data::ReferenceSize;
+use crate::data::reference::scaled_reference;
 use crate::error::{Result, TrainerError};
 use crate::event::Event;
 use crate::model::build::Precision;
-use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::denoiser::Denoiser;
+use crate::model::diffusion::vae::LatentStatistics;
 use crate::model::vae::Tiling;
-use crate::sample::{self, ImageRequest, SampleJob, image_file};
+use crate::sample::reference::ReferenceLatents;
+use crate::sample::{self, Image, ImageRequest, SampleCondition, SampleJob, image_file};
 use crate::task::traits::TrainableModel;
 
 /// Draws sample images.
@@ -25,12 +29,14 @@ pub struct SampleImageWriter<'a> {
     tiling: Option<Tiling>,
     /// Bytes of the decoder's files.
     file_bytes: u64,
+    statistics: LatentStatistics,
 }
 
 impl<'a> SampleImageWriter<'a> {
     /// Checks the request.
     pub fn new(
-        DiffusionTask { pipeline, sample, sample_size: size, .. }: DiffusionTask<'a>,
+        DiffusionTask { pipeline, data, sample, sample_size: size, .. }: DiffusionTask<'a>,
+        references: Vec<ReferenceSize>,
         precision: Precision,
         tiling: Option<Tiling>,
     ) -> Result<Self> {
@@ -42,10 +48,14 @@ impl<'a> SampleImageWriter<'a> {
             guidance: sample.guidance(),
             seed: sample.seed,
             latents: None,
+            references: Vec::new(),
+            reference_resolution: data.reference_resolution,
             precision,
         };
         let file_bytes = pipeline.vae.file_bytes();
-        Ok(Self { job: SampleJob::new(pipeline, request)?, sample, tiling, file_bytes })
+        let job = SampleJob::of_encoded(pipeline, request, references)?;
+        let statistics = pipeline.vae.statistics();
+        Ok(Self { job, sample, tiling, file_bytes, statistics })
     }
 
     /// Draws an image on the meta device, in one step; returns what all of them cost.
@@ -54,8 +64,8 @@ impl<'a> SampleImageWriter<'a> {
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
     ) -> Result<Cost> {
-        let (prompts, before) = (self.job.dry_run_prompts(), device.work());
-        let latents = self.denoise(device, trainable, &prompts, &|_| true)?;
+        let (prompt, before) = (self.job.dry_run_prompt()?, device.work());
+        let latents = self.denoise(device, trainable, &[prompt], &|_| true)?;
         let denoised = device.work();
         self.job.decode(device, &latents, self.tiling, &|_| true)?;
         let n = self.sample.prompts.len() as f64;
@@ -77,9 +87,8 @@ impl<'a> SampleImageWriter<'a> {
         step: u64,
         on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Event>> {
-        let texts = std::iter::once(&self.sample.negative_prompt).chain(&self.sample.prompts);
-        let prompts: Vec<Condition> =
-            texts.map(|text| index.condition(text)).collect::<Result<_>>()?;
+        let prompts = (0..self.sample.prompts.len()).map(|number| self.prompt(index, number));
+        let prompts: Vec<SampleCondition> = prompts.collect::<Result<_>>()?;
         let latents = self.denoise(device, trainable, &prompts, on_event)?;
         let images = self.job.decode(device, &latents, self.tiling, on_event)?;
         let folder = Path::new("samples");
@@ -91,20 +100,61 @@ impl<'a> SampleImageWriter<'a> {
             let seed = self.sample.seed + number as u64;
             let facts = [("prompt", prompt.clone()), ("seed", seed.to_string())];
             image_file::write(&run.join(&path), image, &facts)?;
-            events.push(Event::ImageSample { step, path, prompt: prompt.clone(), seed });
+            let references = index.sample_references(number);
+            let references = write_references(run, folder, number, references)?;
+            let prompt = prompt.clone();
+            events.push(Event::ImageSample { step, path, prompt, seed, references });
         }
         Ok(events)
+    }
+
+    /// A prompt, the negative one and the references of an image, from the cache.
+    fn prompt(&self, index: &CacheIndex, number: usize) -> Result<SampleCondition> {
+        let references = index.sample_references(number);
+        let condition = |text: &String| {
+            index.condition(&CachedPrompt::new(text.clone(), references, false)).map(Arc::new)
+        };
+        let latents = |reference: &Arc<CachedReference>| -> Result<ReferenceLatents> {
+            let CachedLatents { mean, shape, .. } = index.reference(reference, false)?;
+            Ok(ReferenceLatents { values: self.statistics.to_model(&mean), shape })
+        };
+        Ok(SampleCondition {
+            prompt: condition(&self.sample.prompts[number])?,
+            negative: condition(&self.sample.negative_prompt)?,
+            references: references.iter().map(latents).collect::<Result<_>>()?,
+        })
     }
 
     fn denoise(
         &self,
         device: &Device,
         trainable: TrainableModel<'_, Denoiser>,
-        prompts: &[Condition],
+        prompts: &[SampleCondition],
         on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
         // One after the other: both halves of classifier-free guidance at once would take twice the memory.
         let TrainableModel { model, params, .. } = trainable;
         self.job.denoise_with(device, model, params, prompts, false, on_event)
     }
+}
+
+/// Copies of the references of an image as the model sees them, beside it: a run's folder stands by itself.
+fn write_references(
+    run: &Path,
+    folder: &Path,
+    number: usize,
+    references: &[Arc<CachedReference>],
+) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::with_capacity(references.len());
+    for (at, reference) in references.iter().enumerate() {
+        let path = folder.join(format!("reference-{}-{}.png", number + 1, at + 1));
+        // A file that is gone meanwhile is no reason to end a run: its latents are in the cache.
+        if !run.join(&path).exists()
+            && let Ok(pixels) = scaled_reference(&reference.path, reference.size.vae)
+        {
+            image_file::write(&run.join(&path), &Image::from(&pixels), &[])?;
+        }
+        paths.push(path);
+    }
+    Ok(paths)
 }

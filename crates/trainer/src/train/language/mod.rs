@@ -217,6 +217,7 @@ impl Task for LanguageTask<'_> {
 
     fn dry_run_samples(
         &self,
+        _: &DatasetSummary<SequenceLength>,
         device: &Device,
         trainable: TrainableModel<'_, Llama>,
         _: Option<Tiling>,

@@ -10,7 +10,7 @@ use super::{FluxConfig, PATCH};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
+use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, MLP_RATIO,
     PromptUse, QkvOptions, QkvProjections, rotary_table,
@@ -169,8 +169,8 @@ impl DenoiserNetwork for Flux {
         Ok(self.out.forward(tape, &x)?)
     }
 
-    fn patches(&self) -> (usize, PatchOrder) {
-        (PATCH, PatchOrder::ChannelsFirst)
+    fn patches(&self) -> LatentPatches {
+        LatentPatches { size: PATCH, order: PatchOrder::ChannelsFirst }
     }
 }
 

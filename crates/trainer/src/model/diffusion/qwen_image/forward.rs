@@ -10,7 +10,7 @@ use super::QwenImageConfig;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::TOKENS;
-use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
+use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, PromptUse,
     rotary_table,
@@ -207,8 +207,8 @@ impl DenoiserNetwork for QwenImage {
         Ok(self.out.forward(tape, &x)?)
     }
 
-    fn patches(&self) -> (usize, PatchOrder) {
-        (self.config.patch_size, PatchOrder::ChannelsFirst)
+    fn patches(&self) -> LatentPatches {
+        LatentPatches { size: self.config.patch_size, order: PatchOrder::ChannelsFirst }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{QkNorm, Sd3Config};
 use crate::error::{Result, TrainerError};
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
+use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, PromptUse,
 };
@@ -138,7 +138,7 @@ impl DenoiserNetwork for Sd3 {
     }
 
     /// Channels last, unlike the input.
-    fn patches(&self) -> (usize, PatchOrder) {
-        (self.config.patch_size, PatchOrder::ChannelsLast)
+    fn patches(&self) -> LatentPatches {
+        LatentPatches { size: self.config.patch_size, order: PatchOrder::ChannelsLast }
     }
 }

@@ -214,16 +214,18 @@ impl TextEncoders {
         self.all().map(|encoder| (encoder.spec, encoder.part.file_bytes()))
     }
 
-    /// A condition of zeros, with the shape of any other.
-    pub fn zero_condition(&self) -> Condition {
+    /// A condition of zeros, with the shape of the longest other with images of these widths and heights.
+    pub fn zero_condition(&self, images: &[[u32; 2]]) -> Result<Condition> {
+        let n_images = self.image_tokens(images)?;
         let encoded = |slot: &EncoderSlot| {
+            let length = slot.length + n_images;
             let encoded = slot.encoder.as_ref().map(|encoder| {
                 let EmbeddingWidths { tokens, pooled } = encoder.part.config.widths();
-                TextEmbedding { tokens: vec![0.0; slot.length * tokens], pooled: vec![0.0; pooled] }
+                TextEmbedding { tokens: vec![0.0; length * tokens], pooled: vec![0.0; pooled] }
             });
-            (slot.length, encoded.unwrap_or_default())
+            (length, encoded.unwrap_or_default())
         };
-        self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>())
+        Ok(self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>()))
     }
 
     /// The conditioning of a prompt that was encoded elsewhere, for families with one text encoder: tokens of this width.

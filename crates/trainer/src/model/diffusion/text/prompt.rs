@@ -18,7 +18,7 @@ pub struct Prompt {
 /// An image of a prompt, read when it is encoded.
 #[derive(Clone)]
 pub struct PromptImage {
-    /// Width and height, as it is given to the encoder's own image processor.
+    /// Width and height, before the encoder scales it once more.
     pub size: [u32; 2],
     /// Reads it, in this size.
     pub read: Arc<dyn Fn() -> Result<Pixels> + Send + Sync>,

@@ -1,0 +1,124 @@
+//! Reference images of editing models, and the sizes in which a model sees a sample.
+
+use std::fmt;
+use std::path::Path;
+
+use super::bucket::Bucket;
+use super::decode::decode;
+use super::header;
+use super::problem::ProblemKind;
+use super::scan::{MAX_REFERENCES, ReferenceImage};
+use crate::pixels::{Filter, Pixels, scale};
+
+/// What the work of a sample depends on: the bucket of its image, and the sizes of its references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SampleSize {
+    /// Of the image.
+    pub bucket: Bucket,
+    references: [Option<ReferenceSize>; MAX_REFERENCES],
+}
+
+/// The sizes in which a model sees a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReferenceSize {
+    /// That the VAE sees.
+    pub vae: Bucket,
+    /// That the text encoder sees, where it sees images.
+    pub encoder: Option<Bucket>,
+}
+
+impl SampleSize {
+    /// Of an image with references; more than [`MAX_REFERENCES`] are not counted.
+    pub fn new(bucket: Bucket, references: impl IntoIterator<Item = ReferenceSize>) -> Self {
+        let mut sizes = [None; MAX_REFERENCES];
+        for (size, reference) in sizes.iter_mut().zip(references) {
+            *size = Some(reference);
+        }
+        Self { bucket, references: sizes }
+    }
+
+    /// Of its references.
+    pub fn references(&self) -> impl Iterator<Item = ReferenceSize> {
+        self.references.into_iter().flatten()
+    }
+
+    /// Widths and heights of the images that the text encoder sees.
+    pub fn encoder_images(&self) -> Vec<[u32; 2]> {
+        self.references().filter_map(|reference| reference.encoder.map(Bucket::sides)).collect()
+    }
+
+    /// Pixels of all that goes through the model.
+    pub fn pixels(&self) -> usize {
+        let area = |size: Bucket| size.width * size.height;
+        area(self.bucket) + self.references().map(|reference| area(reference.vae)).sum::<usize>()
+    }
+}
+
+impl From<Bucket> for SampleSize {
+    fn from(bucket: Bucket) -> Self {
+        Self::new(bucket, [])
+    }
+}
+
+impl fmt::Display for SampleSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.bucket)?;
+        self.references().try_for_each(|reference| write!(f, "+{}", reference.vae))
+    }
+}
+
+impl Bucket {
+    /// Width and height.
+    pub fn sides(self) -> [u32; 2] {
+        [self.width as u32, self.height as u32]
+    }
+}
+
+impl From<[u32; 2]> for Bucket {
+    fn from([width, height]: [u32; 2]) -> Self {
+        Self { width: width as usize, height: height as usize }
+    }
+}
+
+/// A reference image that is named by itself: its size, or why it cannot be used.
+pub fn read_reference(path: &Path) -> Result<ReferenceImage, ProblemKind> {
+    let header = header::read(path)?;
+    Ok(ReferenceImage { path: path.into(), size: header.size })
+}
+
+/// The pixels of a reference in a size, not cropped: scaled as the pipelines of the models do it.
+pub fn scaled_reference(path: &Path, size: Bucket) -> Result<Pixels, ProblemKind> {
+    Ok(scale(&decode(path)?, size.sides(), Filter::Lanczos))
+}
+
+/// Mirrored left to right.
+pub fn mirrored(pixels: &Pixels) -> Pixels {
+    let row = |row: &[u8]| row.chunks_exact(3).rev().flatten().copied().collect::<Vec<u8>>();
+    let rows = pixels.rgb.chunks_exact((pixels.width as usize * 3).max(1));
+    Pixels { rgb: rows.flat_map(row).collect(), ..*pixels }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_said_with_those_of_references() {
+        let [wide, square] = [[96, 64], [64, 64]].map(Bucket::from);
+        let size = |encoder| ReferenceSize { vae: square, encoder };
+        let plain = SampleSize::from(wide);
+        assert_eq!(plain.to_string(), "96x64");
+        assert!(plain.encoder_images().is_empty());
+        let edited = SampleSize::new(wide, [size(None), size(Some(wide))]);
+        assert_eq!(edited.to_string(), "96x64+64x64+64x64");
+        assert_eq!(edited.encoder_images(), [[96, 64]]);
+        assert_eq!(edited.pixels(), 96 * 64 + 2 * 64 * 64);
+    }
+
+    #[test]
+    fn a_mirror_image_has_its_rows_reversed() {
+        let pixels = Pixels { width: 2, height: 2, rgb: (0..12).collect() };
+        let rgb = vec![3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8];
+        assert_eq!(mirrored(&pixels), Pixels { rgb, ..pixels.clone() });
+    }
+}

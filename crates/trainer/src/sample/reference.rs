@@ -1,0 +1,105 @@
+//! Reference images of a request to an editing model: which sizes the model sees, and their latents.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use compute::{Device, Dtype};
+use weights::BytesDoneFn;
+
+use crate::data::reference::{ReferenceSize, read_reference, scaled_reference};
+use crate::data::{Bucket, to_chw};
+use crate::error::{Result, TrainerError};
+use crate::model::build::Precision;
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::text::PromptImage;
+use crate::model::diffusion::vae::{LatentShape, vae_moments};
+
+/// Latents of a reference image as a model sees them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReferenceLatents {
+    /// Their values, scaled.
+    pub values: Vec<f32>,
+    /// Their shape.
+    pub shape: LatentShape,
+}
+
+/// The sizes in which a model sees reference images, which have the area of a square of `resolution`. Refuses more than
+/// it takes, none where it needs one, and what is no image.
+pub fn fit_references(
+    pipeline: &Pipeline,
+    paths: &[PathBuf],
+    resolution: usize,
+) -> Result<Vec<(PathBuf, ReferenceSize)>> {
+    let family = pipeline.family();
+    let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
+    let n = paths.len();
+    let Some(editing) = family.editing else {
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        let problem = format!("{n} reference images for {}, which takes none", family.title);
+        return wrong(problem, "use an editing model: FLUX.1 Kontext or Qwen-Image-Edit");
+    };
+    let most = editing.max_references;
+    if n > most {
+        let problem = format!("{n} reference images, {} takes at most {most}", family.title);
+        return wrong(problem, "leave some out");
+    }
+    if n == 0 {
+        let problem = format!("no reference image for {}, which edits one", family.title);
+        return wrong(problem, "give --reference IMAGE, or sample.references in a job");
+    }
+    let size = |path: &PathBuf| {
+        let image = read_reference(path).map_err(|kind| TrainerError::Request {
+            problem: format!("reference image {} {kind}", path.display()),
+            hint: "give a png, jpeg, webp or gif image",
+        })?;
+        let resolution = resolution as u32;
+        let vae = editing.vae_size(image.size, resolution).into();
+        let encoder = editing.encoder_size(image.size, resolution).map(Bucket::from);
+        Ok((path.clone(), ReferenceSize { vae, encoder }))
+    };
+    paths.iter().map(size).collect()
+}
+
+/// A reference as the text encoder sees it, if it sees images; read when it is encoded.
+pub fn prompt_image(path: &Path, size: ReferenceSize) -> Option<PromptImage> {
+    let (path, size) = (path.to_owned(), size.encoder?);
+    let read = move || scaled_reference(&path, size).map_err(|kind| unreadable(&path, &kind));
+    Some(PromptImage { size: size.sides(), read: Arc::new(read) })
+}
+
+fn unreadable(path: &Path, problem: &crate::data::ProblemKind) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("reference image {} {problem}", path.display()),
+        hint: "give an image that other programs can open",
+    }
+}
+
+/// Encodes references: the modes of their latents. On the meta device no image is read.
+pub fn encode_references(
+    pipeline: &Pipeline,
+    device: &Device,
+    references: &[(PathBuf, ReferenceSize)],
+    tick: BytesDoneFn<'_>,
+) -> Result<Vec<ReferenceLatents>> {
+    if references.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Its activations outgrow half precision (`force_upcast` in its settings).
+    let encoder = pipeline.vae.load_encoder(device, Precision::plain(Dtype::F32), tick)?;
+    let statistics = pipeline.vae.statistics();
+    let encode = |(path, size): &(PathBuf, ReferenceSize)| {
+        let Bucket { width, height } = size.vae;
+        let pixels = if device.is_meta() {
+            vec![0.0; 3 * width * height]
+        } else {
+            let pixels =
+                scaled_reference(path, size.vae).map_err(|kind| unreadable(path, &kind))?;
+            to_chw(&pixels, false)
+        };
+        let (moments, shape) = vae_moments(&encoder, device, &[&pixels], [width, height])?;
+        Ok(ReferenceLatents { values: statistics.to_model(&moments[0][..shape.count()]), shape })
+    };
+    references.iter().map(encode).collect()
+}
