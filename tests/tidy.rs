@@ -24,6 +24,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cuda/bounce.rs", "fills memory that a GPU copies from"),
     ("crates/compute/src/cuda/cudnn.rs", "calls cuDNN, loaded at run time"),
     ("crates/compute/src/cuda/driver.rs", "calls the CUDA driver, loaded at run time"),
+    ("crates/compute/src/cuda/driver/mapping.rs", "the same, for the arena's memory"),
     ("crates/compute/src/cuda/driver/pinned.rs", "the same, for copies beside the computation"),
     ("crates/compute/src/cuda/library.rs", "loads NVIDIA's libraries"),
     ("crates/compute/src/cuda/nvrtc.rs", "calls NVIDIA's compiler, loaded at run time"),

@@ -4,12 +4,14 @@
 //! Constants and signatures are taken from `cuda.h` of CUDA 13; none of them changed since 11.2.
 #![allow(unsafe_code)]
 
+mod mapping;
 mod pinned;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr::{null, null_mut};
 
+use mapping::{AccessDescription, AllocationProperties};
 pub(super) use pinned::CudaEvent;
 pub(crate) use pinned::PinnedMemory;
 
@@ -78,36 +80,6 @@ const MAX_SHARED_BYTES: c_int = 97;
 const FUNCTION_OWN_SHARED_BYTES: c_int = 1;
 const FUNCTION_MAX_SHARED_BYTES: c_int = 8;
 const STREAM_NON_BLOCKING: c_uint = 1;
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-struct AllocationProperties {
-    kind: c_int,
-    handle_types: c_int,
-    location: Location,
-    windows: *mut c_void,
-    flags: [u8; 8],
-}
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-struct AccessDescription {
-    location: Location,
-    flags: c_int,
-}
-
-// Pinned memory on a device, read and written.
-const PINNED: c_int = 1;
-const ON_DEVICE: c_int = 1;
-const READ_WRITE: c_int = 3;
 
 /// The oldest driver: that of CUDA 12.0, which the newest libraries we use still run on.
 const OLDEST_DRIVER: c_int = 12_000;
@@ -359,68 +331,6 @@ impl CudaContext {
         // SAFETY: the range is a tensor's own, by the callers.
         let status = unsafe { (self.functions.cuMemsetD8Async)(to, byte, bytes, self.stream) };
         self.check("cuMemsetD8Async", status)
-    }
-
-    /// The size that memory comes in multiples of.
-    pub fn granularity(&self) -> Result<usize> {
-        let mut bytes = 0;
-        // SAFETY: reads the properties and writes one size.
-        let status = unsafe {
-            (self.functions.cuMemGetAllocationGranularity)(&raw mut bytes, &self.properties(), 0)
-        };
-        self.check("cuMemGetAllocationGranularity", status).map(|()| bytes)
-    }
-
-    /// Takes a range of addresses, without memory.
-    pub fn reserve(&self, bytes: usize) -> Result<u64> {
-        self.bind()?;
-        let mut start = 0;
-        // SAFETY: writes one address.
-        let status =
-            unsafe { (self.functions.cuMemAddressReserve)(&raw mut start, bytes, 0, 0, 0) };
-        self.check("cuMemAddressReserve", status).map(|()| start)
-    }
-
-    /// Gives a range back.
-    pub fn unreserve(&self, start: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the range is one that `reserve` gave, and nothing is mapped into it any more.
-        self.check("cuMemAddressFree", unsafe { (self.functions.cuMemAddressFree)(start, bytes) })
-    }
-
-    /// Puts new memory behind some addresses of a reserved range.
-    pub fn map(&self, start: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
-        let mut memory = 0;
-        // SAFETY: writes one handle; the size is a multiple of the granularity, by the caller.
-        let status =
-            unsafe { (self.functions.cuMemCreate)(&raw mut memory, bytes, &self.properties(), 0) };
-        self.check("cuMemCreate", status)?;
-        // SAFETY: the addresses are reserved and nothing is mapped there yet, by the caller.
-        let mapped = unsafe { (self.functions.cuMemMap)(start, bytes, 0, memory, 0) };
-        // SAFETY: the mapping keeps the memory; this only gives up the handle.
-        unsafe { (self.functions.cuMemRelease)(memory) };
-        self.check("cuMemMap", mapped)?;
-        let access = AccessDescription { location: self.location(), flags: READ_WRITE };
-        // SAFETY: reads one description, for the range that was just mapped.
-        let status = unsafe { (self.functions.cuMemSetAccess)(start, bytes, &raw const access, 1) };
-        self.check("cuMemSetAccess", status)
-    }
-
-    /// Takes the memory behind some addresses away; only what `map` put there as a whole.
-    pub fn unmap(&self, start: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the range is one that `map` was called with, by the caller.
-        self.check("cuMemUnmap", unsafe { (self.functions.cuMemUnmap)(start, bytes) })
-    }
-
-    fn location(&self) -> Location {
-        Location { kind: ON_DEVICE, id: self.device }
-    }
-
-    fn properties(&self) -> AllocationProperties {
-        let location = self.location();
-        let (windows, flags) = (null_mut(), [0; 8]);
-        AllocationProperties { kind: PINNED, handle_types: 0, location, windows, flags }
     }
 
     fn check(&self, call: &'static str, status: c_int) -> Result<()> {
