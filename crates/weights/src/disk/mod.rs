@@ -98,9 +98,14 @@ impl DirectReader {
         scratch: &mut AlignedBuffer,
     ) -> io::Result<()> {
         match read_direct(direct, offset, into, scratch) {
-            // Some file systems accept the open and refuse the read; some memory, as a GPU's that is
-            // mapped, the CPU reaches and the disk does not.
-            Err(error) if is_refused(&error) => self.file.read_exact_at(into, offset),
+            // Some memory, as a GPU's that is mapped, the CPU reaches and the disk does not.
+            Err(error) if error.raw_os_error() == Some(FAULT) => {
+                read_through(direct, offset, into, scratch)
+            }
+            // Some file systems accept the open and refuse the read.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                self.file.read_exact_at(into, offset)
+            }
             read => read,
         }
     }
@@ -118,10 +123,8 @@ impl DirectReader {
     }
 }
 
-fn is_refused(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::InvalidInput
-        || error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
-}
+/// What a read into such memory fails with.
+const FAULT: i32 = rustix::io::Errno::FAULT.raw_os_error();
 
 /// Reads past the cache. Where buffer and file are aligned alike, the disk writes straight into the
 /// buffer, but for the ragged ends; elsewhere everything goes through the scratch.
