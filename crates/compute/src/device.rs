@@ -282,12 +282,29 @@ impl Device {
         }
     }
 
-    /// Says whether an NVIDIA GPU computes in main memory, so that [`Device::trim`] gives back what it took of it.
-    /// Does nothing on other devices.
+    /// Those of them that a reading of the process does not have.
+    pub fn bytes_beside_process(&self) -> Arc<AtomicU64> {
+        match self.backend() {
+            Backend::Cuda(cuda) => Arc::clone(cuda.beside_process()),
+            Backend::Meta | Backend::Cpu(_) | Backend::Gpu(_) => self.committed_bytes(),
+        }
+    }
+
+    /// Says whether an NVIDIA GPU computes in main memory, so that [`Device::trim`] gives back what it took of it. Where
+    /// it does, [`crate::host_memory_trial`] decides whether weights are read straight into the arena. Does nothing on
+    /// other devices.
     pub fn set_shared_memory(&self, is_shared: bool) {
         if let Backend::Cuda(cuda) = self.backend() {
             cuda.set_shared_memory(is_shared);
         }
+    }
+
+    /// Lets the arena of an NVIDIA GPU grow in host memory, whatever was measured, or no longer; false where the driver
+    /// has none.
+    #[cfg(test)]
+    pub(crate) fn take_host_memory(&self, is_host: bool) -> bool {
+        let Backend::Cuda(cuda) = self.backend() else { return false };
+        cuda.take_host_memory(is_host)
     }
 
     /// Gives memory that no live tensor is in back to the system, which gives it again when it is needed. Between

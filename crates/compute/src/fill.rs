@@ -42,11 +42,13 @@ pub fn fill_all<E: From<ComputeError>>(
             Ok(())
         }
         Backend::Cuda(cuda) => {
+            let mut in_place = 0;
             cuda.with_uploads(|| {
-                let parts = tensors.iter_mut().map(|tensor| cuda_part(cuda, tensor));
+                let parts = tensors.iter_mut().map(|tensor| cuda_part(cuda, tensor, &mut in_place));
                 fill(all, parts.collect())
             })?;
-            device.note_fill(bytes_of(&tensors), true);
+            device.note_fill(in_place, false);
+            device.note_fill(bytes_of(&tensors) - in_place, true);
             Ok(())
         }
         Backend::Gpu(_) => {
@@ -66,12 +68,23 @@ fn bytes_of(tensors: &[&mut Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.bytes()).sum()
 }
 
-fn cuda_part<'a>(cuda: &'a CudaBackend, tensor: &'a mut Tensor) -> FillPart<'a> {
+/// A tensor, to be written through buffers, or in its place if the CPU reaches that; counts bytes of the latter.
+fn cuda_part<'a>(
+    cuda: &'a CudaBackend,
+    tensor: &'a mut Tensor,
+    in_place: &mut usize,
+) -> FillPart<'a> {
     if tensor.is_offloaded() {
         return FillPart(FillTarget::Host(tensor.writable_bytes()));
     }
     let (to, bytes) = (tensor.address_mut(), tensor.bytes());
-    FillPart(FillTarget::Cuda { cuda, to, bytes })
+    FillPart(match tensor.shared_bytes_mut() {
+        Some(here) => {
+            *in_place += bytes;
+            FillTarget::Host(here)
+        }
+        None => FillTarget::Cuda { cuda, to, bytes },
+    })
 }
 
 /// Runs of tensors that are all offloaded to the host, or all not.

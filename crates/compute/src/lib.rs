@@ -37,7 +37,7 @@ pub use arena::{Tag, Usage};
 pub use backward::LeafGradients;
 pub use block_swap::BlockSwap;
 pub use cancel::CancelToken;
-pub use cuda::KernelCache;
+pub use cuda::{HostMemoryTrial, KernelCache, PieceSpeeds, TrialSpeeds, host_memory_trial};
 pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;

@@ -319,6 +319,19 @@ impl Tensor {
         if self.is_offloaded() { self.host_data_mut() } else { self.slice_mut(bytes) }
     }
 
+    /// Its bytes in host memory of an NVIDIA GPU's arena, where the CPU writes them when the GPU has done all it was
+    /// asked for. None where the CPU does not reach them.
+    pub(crate) fn shared_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let device = self.device().clone();
+        let Backend::Cuda(cuda) = device.backend() else { return None };
+        let (address, bytes) = (self.address_mut(), self.bytes());
+        let start = cuda.wait_for_host_access(address, bytes)?;
+        // SAFETY: the CPU may read and write all of it, and any bytes are u8. It stays mapped, since only what lies
+        // above the last live tensor is unmapped. No other tensor shares it (asserted), this borrow is exclusive, and
+        // the GPU has done all that was asked for; what is asked for later is for others' tensors, or comes after it.
+        Some(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
+    }
+
     pub(crate) fn is_offloaded(&self) -> bool {
         matches!(self.storage.location, StorageLocation::BlockSwap(..))
     }

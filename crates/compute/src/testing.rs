@@ -297,7 +297,11 @@ fn open_gpu(gpu: TestGpu, limit: usize) -> Device {
     static FIRST: OnceLock<Device> = OnceLock::new();
     let open = |limit| match gpu {
         TestGpu::Cuda(index) => {
-            Device::cuda(index, limit, true, Some(Box::new(TestKernelCache))).unwrap()
+            let cache = Some(Box::new(TestKernelCache) as Box<dyn KernelCache>);
+            let device = Device::cuda(index, limit, true, cache).unwrap();
+            // So all ops can be tested in host memory.
+            device.set_shared_memory(std::env::var_os("HEARTH_FORCE_UNIFIED").is_some());
+            device
         }
         TestGpu::Gpu(choice) => Device::gpu(choice, limit).unwrap(),
     };

@@ -94,7 +94,12 @@ impl DeviceArgs {
     /// The device, with an arena of `bytes`.
     pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
         self.check_trust()?;
-        Ok(self.arena(bytes)?)
+        let device = self.arena(bytes)?;
+        if let DeviceChoice::Cuda(_) = self.device() {
+            let place = self.memory_place(&Machine::probe(&mut ProbeSource::live()));
+            device.set_shared_memory(place == MemoryPlace::BesideProcess);
+        }
+        Ok(device)
     }
 
     fn arena(&self, bytes: usize) -> compute::Result<Device> {

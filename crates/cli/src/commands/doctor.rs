@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuFeatures};
 use compute::self_test::{TestTarget, self_test};
+use compute::{HostMemoryTrial, PieceSpeeds, TrialSpeeds, host_memory_trial};
 use machine::budget::budget;
 use machine::findings::findings;
 use machine::monitor::Monitor;
@@ -16,7 +17,9 @@ use trainer::gpu_self_test;
 use super::device::DeviceChoice;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
-use crate::render::doctor::{AdapterFeature, Diagnosis, OfferedAdapter};
+use crate::render::doctor::{
+    AdapterFeature, Diagnosis, LoadingSpeeds, MemorySpeed, OfferedAdapter, WeightLoading,
+};
 use crate::{interrupt, render};
 
 /// Show this computer's hardware, what of it hearth uses, and what is wrong.
@@ -95,13 +98,35 @@ fn gpu_adapters() -> Vec<OfferedAdapter> {
     gpu::adapters().into_iter().map(describe).collect()
 }
 
+/// Tries memory on NVIDIA GPUs that share it with the CPU; nothing on others.
+fn weight_loading(machine: &Machine) -> Vec<WeightLoading> {
+    let shared = machine.nvidia_gpus().filter(|gpu| gpu.unified.known() == Some(&true));
+    let speed =
+        |PieceSpeeds { load, gpu_read, gpu_write }| MemorySpeed { load, gpu_read, gpu_write };
+    let describe = |index: &u32| {
+        let HostMemoryTrial { is_used, is_forced, speeds, .. } = host_memory_trial(*index as usize);
+        let (speeds, unknown) = match speeds {
+            Ok(TrialSpeeds { host, device }) => {
+                let (straight, buffered) = (speed(host), speed(device));
+                (Some(LoadingSpeeds { straight, buffered }), None)
+            }
+            Err(reason) => (None, Some(reason)),
+        };
+        let device = DeviceChoice::Cuda(*index).to_string();
+        WeightLoading { device, is_straight: is_used, is_forced, unknown, speeds }
+    };
+    shared.filter_map(|gpu| gpu.cuda_index.known()).map(describe).collect()
+}
+
 impl Diagnosis {
     fn new(source: &mut ProbeSource) -> Self {
         let machine = Machine::probe(source);
         let (budget, findings) = (budget(&machine), findings(&machine));
         let is_live = matches!(machine.provenance, Provenance::Live);
         let adapters = if is_live { gpu_adapters() } else { vec![] };
-        Self { hearth: env!("CARGO_PKG_VERSION"), machine, budget, findings, adapters }
+        let host_memory = if is_live { weight_loading(&machine) } else { vec![] };
+        let hearth = env!("CARGO_PKG_VERSION");
+        Self { hearth, machine, budget, findings, adapters, host_memory }
     }
 }
 

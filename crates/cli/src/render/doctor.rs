@@ -27,6 +27,39 @@ pub struct Diagnosis {
     /// What computes by Metal or Vulkan; of a recorded machine nobody knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<OfferedAdapter>,
+    /// How weights are loaded on NVIDIA GPUs that share main memory; of a recorded machine nobody knows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<WeightLoading>,
+}
+
+/// How weights are loaded on an NVIDIA GPU that shares main memory, and what was measured to decide that.
+#[derive(Serialize)]
+pub struct WeightLoading {
+    pub device: String,
+    /// Whether they are read straight into memory that the GPU shares, not through buffers.
+    pub is_straight: bool,
+    /// Whether that was asked for, whatever was measured.
+    pub is_forced: bool,
+    /// Why nothing could be measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speeds: Option<LoadingSpeeds>,
+}
+
+/// Bytes per second, straight and through buffers.
+#[derive(Serialize)]
+pub struct LoadingSpeeds {
+    pub straight: MemorySpeed,
+    pub buffered: MemorySpeed,
+}
+
+/// Bytes per second of one memory.
+#[derive(Serialize)]
+pub struct MemorySpeed {
+    pub load: f64,
+    pub gpu_read: f64,
+    pub gpu_write: f64,
 }
 
 /// A GPU that `--device gpu` may mean.
@@ -74,6 +107,10 @@ pub fn page(diagnosis: &Diagnosis) -> String {
     for adapter in &diagnosis.adapters {
         page.row("adapter", PLAIN, &adapter_line(adapter));
         page.row("", DIM, &limits(adapter));
+    }
+    for loading in &diagnosis.host_memory {
+        page.row("weights", PLAIN, &loading_line(loading));
+        page.row("", DIM, &loading_figures(loading));
     }
     page.heading("right now");
     live_status(machine, &mut page);
@@ -131,6 +168,37 @@ fn limits(adapter: &OfferedAdapter) -> String {
         .extend(list(|offer| offer.on && !offer.is_used).map(|names| format!("not used: {names}")));
     parts.extend(list(|offer| !offer.on).map(|names| format!("without {names}")));
     parts.join(" · ")
+}
+
+fn loading_line(loading: &WeightLoading) -> String {
+    let WeightLoading { device, is_straight, is_forced, .. } = loading;
+    let how = match (is_straight, is_forced) {
+        (true, false) => "read straight into memory that CPU and GPU share, without buffers",
+        (true, true) => "read straight into host memory, as HEARTH_FORCE_UNIFIED asks",
+        (false, _) => "loaded through pinned buffers",
+    };
+    format!("{device}: {how}")
+}
+
+/// What decided it.
+fn loading_figures(WeightLoading { unknown, speeds, .. }: &WeightLoading) -> String {
+    let Some(LoadingSpeeds { straight, buffered }) = speeds else {
+        let reason = unknown.as_deref().unwrap_or("not measured");
+        return format!("no memory for both: {reason}");
+    };
+    let figures = [
+        ("loading", straight.load, buffered.load),
+        ("GPU reads", straight.gpu_read, buffered.gpu_read),
+        ("GPU writes", straight.gpu_write, buffered.gpu_write),
+    ];
+    let figure = |(name, straight, buffered): (_, f64, f64)| {
+        format!("{name} {} and {}", rate(straight), rate(buffered))
+    };
+    format!("GiB/s straight and through buffers: {}", figures.map(figure).join(" · "))
+}
+
+fn rate(bytes_per_second: f64) -> String {
+    format!("{:.1}", bytes_per_second / f64::from(1 << 30))
 }
 
 fn hardware(machine: &Machine, page: &mut TextPage) {
@@ -406,5 +474,41 @@ fn named<T: std::fmt::Debug>(reading: &Reading<T>) -> String {
     match &reading.value {
         Ok(value) => format!("{value:?}").to_lowercase(),
         Err(reason) => format!("unknown ({reason})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_weights_are_loaded_is_said_with_its_figures() {
+        let speed = |load| MemorySpeed { load, gpu_read: 4.0 * load, gpu_write: 3.0 * load };
+        let gib = f64::from(1 << 30);
+        let mut loading = WeightLoading {
+            device: "cuda:0".into(),
+            is_straight: true,
+            is_forced: false,
+            unknown: None,
+            speeds: Some(LoadingSpeeds {
+                straight: speed(20.0 * gib),
+                buffered: speed(10.0 * gib),
+            }),
+        };
+        let line = loading_line(&loading);
+        assert_eq!(
+            line,
+            "cuda:0: read straight into memory that CPU and GPU share, without buffers"
+        );
+        let figures = loading_figures(&loading);
+        let expected = "GiB/s straight and through buffers: loading 20.0 and 10.0 · GPU reads 80.0 and 40.0 · \
+                        GPU writes 60.0 and 30.0";
+        assert_eq!(figures, expected);
+        loading.is_straight = false;
+        loading.speeds = None;
+        loading.unknown = Some("the driver maps no host memory".into());
+        assert_eq!(loading_line(&loading), "cuda:0: loaded through pinned buffers");
+        let figures = loading_figures(&loading);
+        assert_eq!(figures, "no memory for both: the driver maps no host memory");
     }
 }

@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr::{null, null_mut};
 
+pub(super) use mapping::PieceLocation;
 use mapping::{AccessDescription, AllocationProperties};
 pub(super) use pinned::CudaEvent;
 pub(crate) use pinned::PinnedMemory;
@@ -214,6 +215,14 @@ impl CudaContext {
         self.check("cuStreamSynchronize", status)
     }
 
+    /// Waits for all copies beside it.
+    pub fn synchronise_copies(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        let status = unsafe { (self.functions.cuStreamSynchronize)(self.copy_stream) };
+        self.check("cuStreamSynchronize", status)
+    }
+
     /// Milliseconds that the GPU takes for what `work` asks of the stream.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         let (before, after) = (CudaEvent::new(self)?, CudaEvent::new(self)?);
@@ -388,12 +397,7 @@ impl Functions {
     }
 
     fn device_props(&self, device: c_int) -> Result<DeviceProps> {
-        let attribute = |number| {
-            let mut value = 0;
-            // SAFETY: writes one int.
-            let status = unsafe { (self.cuDeviceGetAttribute)(&raw mut value, number, device) };
-            self.check("cuDeviceGetAttribute", status).map(|()| value.cast_unsigned())
-        };
+        let attribute = |number| Ok(self.attribute(device, number)?.cast_unsigned());
         let capability =
             SmVersion { major: attribute(CAPABILITY_MAJOR)?, minor: attribute(CAPABILITY_MINOR)? };
         if capability < OLDEST_CAPABILITY {
@@ -403,6 +407,13 @@ impl Functions {
         }
         let shared_bytes = attribute(MAX_SHARED_BYTES)?;
         Ok(DeviceProps { capability, shared_bytes })
+    }
+
+    fn attribute(&self, device: c_int, number: c_int) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: writes one int; a number that the driver does not know is an error.
+        let status = unsafe { (self.cuDeviceGetAttribute)(&raw mut value, number, device) };
+        self.check("cuDeviceGetAttribute", status).map(|()| value)
     }
 
     fn name(&self, device: c_int) -> Result<String> {

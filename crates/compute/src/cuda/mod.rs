@@ -9,14 +9,17 @@
 //! Copies of what is large go to a second stream beside it, and each stream waits for the other where it
 //! has to (`bounce.rs`).
 //!
-//! Left out on purpose: a second GPU in one process, memory that the host writes to, kernels on several
-//! streams.
+//! Where the GPU shares main memory, the arena may be host memory, which the CPU writes to by itself
+//! (`host_memory.rs`).
+//!
+//! Left out on purpose: a second GPU in one process, kernels on several streams.
 
 mod blas;
 mod bounce;
 pub(crate) mod columns;
 pub(crate) mod cudnn;
 mod driver;
+mod host_memory;
 mod kernels;
 mod library;
 mod memory;
@@ -31,12 +34,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) use blas::{Epilogue, Gemm, GemmOperands, WORKSPACE};
 use bounce::BounceBuffers;
 use cudnn::{Cudnn, CudnnPlan};
-use driver::{CudaContext, CudaEvent, StreamKind};
+use driver::{CudaContext, CudaEvent, PieceLocation, StreamKind};
 pub(crate) use driver::{OUT_OF_MEMORY, PinnedMemory};
+pub use host_memory::{HostMemoryTrial, PieceSpeeds, TrialSpeeds, host_memory_trial};
 use kernels::CudaKernels;
 pub use kernels::KernelCache;
 pub(crate) use kernels::{CudaSource, CudaVariant};
-use memory::CudaMemory;
+use memory::{CudaMemory, HostPieces};
 
 use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};
@@ -46,6 +50,7 @@ pub(crate) const ALIGNMENT: usize = 256;
 
 /// A GPU at work.
 pub(crate) struct CudaBackend {
+    index: usize,
     kernels: CudaKernels,
     blas: blas::Blas,
     /// None where the library is missing. Under a lock, since it is one at a time.
@@ -76,7 +81,7 @@ impl CudaBackend {
             (Mutex::default(), Mutex::default(), BounceBuffers::default());
         let cudnn = OnceLock::new();
         let launches = AtomicU64::new(0);
-        Ok(Self { kernels, blas, cudnn, memory, bounce, tables, launches, fault, driver })
+        Ok(Self { index, kernels, blas, cudnn, memory, bounce, tables, launches, fault, driver })
     }
 
     /// Where the arena starts.
@@ -273,14 +278,45 @@ impl CudaBackend {
         }
     }
 
-    /// Says whether main memory is what the arena takes.
+    /// Says whether main memory is what the arena takes. Whether it then takes host memory is measured once for all
+    /// devices of this process.
     pub fn set_shared_memory(&self, is_shared: bool) {
+        let host = if is_shared { host_memory_trial(self.index).pieces() } else { None };
+        self.set_pieces(is_shared, host);
+    }
+
+    /// Makes further pieces of host memory, whatever was measured, or no longer; false where the driver has none.
+    #[cfg(test)]
+    pub fn take_host_memory(&self, is_host: bool) -> bool {
+        let host = host_memory_trial(self.index).host;
+        self.set_pieces(true, host.filter(|_| is_host));
+        host.is_some()
+    }
+
+    /// What the arena's further pieces are made of.
+    fn set_pieces(&self, is_shared: bool, host: Option<HostPieces>) {
         self.memory.set_shared(is_shared);
+        self.memory.set_host(host);
+    }
+
+    /// Where the CPU may write some bytes of the arena, when all work that was asked for is done; none if it does not
+    /// reach all of them.
+    pub fn wait_for_host_access(&self, address: u64, bytes: usize) -> Option<*mut u8> {
+        if !self.memory.is_host(address, bytes) {
+            return None;
+        }
+        self.note(self.driver.synchronise().and_then(|()| self.driver.synchronise_copies()));
+        Some(std::ptr::with_exposed_provenance_mut(address as usize))
     }
 
     /// Bytes that the arena was given, as they come and go.
     pub fn committed(&self) -> &Arc<AtomicU64> {
         self.memory.committed()
+    }
+
+    /// Those of them that a reading of the process does not have.
+    pub fn beside_process(&self) -> &Arc<AtomicU64> {
+        self.memory.beside_process()
     }
 
     /// Copies a tensor to the host, when all work before is done.
@@ -319,7 +355,7 @@ impl CudaBackend {
     fn make_table(&self, bytes: &[u8]) -> Result<(u64, usize)> {
         let size = bytes.len().next_multiple_of(self.driver.granularity()?);
         let address = self.driver.reserve(size)?;
-        self.driver.map(address, size)?;
+        self.driver.map(address, size, PieceLocation::Device)?;
         self.driver.write(address, bytes)?;
         Ok((address, size))
     }

@@ -195,9 +195,11 @@ fn open(names: &[&str]) -> Option<Library> {
 }
 
 /// Whether every GPU is to count as one that shares main memory. For tests on a GPU that does not: it changes which
-/// memory is watched and given back, never a result.
+/// memory is watched and given back, never a result. With `straight` weights are also read straight into memory that it
+/// shares, whatever was measured; that is up to `compute`.
 fn is_unified_forced() -> bool {
-    std::env::var_os("HEARTH_FORCE_UNIFIED").is_some_and(|value| value == "1")
+    let value = std::env::var_os("HEARTH_FORCE_UNIFIED");
+    value.is_some_and(|value| value == "1" || value == "straight")
 }
 
 /// Taken from `CUresult` in cuda.h: the codes a user meets before any context exists.

@@ -85,7 +85,7 @@ impl Pacing {
             max_celsius: config.machine.max_temp,
             is_calibrated: device_setup.rates.is_measured,
         };
-        let held = HeldMemory::new(device_setup.memory_place, device.committed_bytes());
+        let held = HeldMemory::new(device_setup.memory_place, device.bytes_beside_process());
         let sampler = (device_setup.start_sampler)(held.clone());
         let rates = device_setup.rates.clone();
         let pacing = Self::new(policy, levels.to_vec(), plan.host_bytes, rates);
