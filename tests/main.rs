@@ -10,6 +10,8 @@ mod demo;
 #[cfg(unix)]
 mod docs;
 mod doctor;
+#[cfg(unix)]
+mod editing;
 mod errors;
 mod flux;
 mod flux_files;

@@ -15,7 +15,7 @@ mod stop;
 mod targets;
 mod texts;
 mod trouble;
-mod twin;
+pub mod twin;
 
 use std::fs;
 use std::io::{BufRead, BufReader};

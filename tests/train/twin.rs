@@ -9,7 +9,7 @@ use weights::load::load_f32;
 
 use super::{check_memory, events, losses};
 use crate::models::golden;
-use crate::{flux, printed, qwen_image, text};
+use crate::{editing, flux, printed, qwen_image, text};
 
 /// Measured: 1.7e-7 of SD3, 4.0e-7 of FLUX.1. Five times that, since other CPUs sum in other orders; the smallest fault
 /// that was tried, a batch that counts too much, gives 2e-2.
@@ -21,7 +21,7 @@ const OF_ADAPTER: f64 = 1e-4;
 
 /// Measured: 4.2e-4, in one tensor whose gradients are all near zero, and 5e-5 in the others. In the same tensor
 /// PyTorch in f32 is 1.3e-4 from itself in f64, and hearth 2.9e-4.
-const OF_FLUX_ADAPTER: f64 = 1e-3;
+pub const OF_FLUX_ADAPTER: f64 = 1e-3;
 
 /// Trains a job of a folder and compares the losses with those recorded.
 fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
@@ -30,6 +30,10 @@ fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
     let mut arguments = vec!["--out", text(run), "--quiet"];
     if folder.starts_with(flux::golden()) {
         flux::with_short_prompts(&base);
+        arguments.extend(["--set", &set]);
+    }
+    if folder.starts_with(editing::golden()) {
+        editing::kontext(&base);
         arguments.extend(["--set", &set]);
     }
     printed(&[&["train", text(&folder.join(job))], &arguments[..]].concat());
@@ -76,7 +80,7 @@ fn training_an_adapter_of_qwen_image_is_that_of_the_reference() {
     check_adapter(&qwen_image::golden(), &unused, OF_ADAPTER);
 }
 
-fn check_adapter(folder: &Path, unused: &[&str], tolerance: f64) {
+pub fn check_adapter(folder: &Path, unused: &[&str], tolerance: f64) {
     let (folder, out) = (folder.join("train"), tempfile::tempdir().unwrap());
     let run = out.path().join("run");
     check(&folder, "job.toml", "losses.txt", &run);
