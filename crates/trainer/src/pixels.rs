@@ -1,4 +1,7 @@
-//! An image in memory as 8-bit RGB, and scaling it.
+//! An image in memory as 8-bit RGB, and scaling it. On gamma-encoded bytes and not in linear light, as in the programs that
+//! models were pretrained with.
+
+use std::ops::Range;
 
 use image::imageops::FilterType;
 use image::{DynamicImage, RgbImage};
@@ -19,24 +22,118 @@ pub struct Pixels {
 pub enum Filter {
     /// Lanczos of three lobes.
     Lanczos,
-    /// Cubic with a = -0.5 (Catmull-Rom), as Pillow and torchvision have it.
+    /// Cubic with a = -0.5 (Catmull-Rom), to the same bits as Pillow, with which the image processors of text encoders
+    /// scale.
     Bicubic,
 }
 
-/// Scales to width and height. On gamma-encoded bytes and not in linear light, as in the programs that models were
-/// pretrained with.
+/// Scales to width and height.
 pub fn scale(pixels: &Pixels, [width, height]: [u32; 2], filter: Filter) -> Pixels {
-    let same = [pixels.width, pixels.height] == [width, height];
-    let filter = match filter {
-        Filter::Lanczos => FilterType::Lanczos3,
-        Filter::Bicubic => FilterType::CatmullRom,
-    };
+    if [pixels.width, pixels.height] == [width, height] {
+        return pixels.clone();
+    }
+    match filter {
+        Filter::Lanczos => lanczos(pixels, [width, height]),
+        Filter::Bicubic => bicubic(pixels, [width, height]),
+    }
+}
+
+fn lanczos(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     match RgbImage::from_raw(pixels.width, pixels.height, pixels.rgb.clone()) {
         // Not the generic function, which would be compiled here, for size, and not in its crate, for speed.
-        Some(image) if !same => {
-            let scaled = DynamicImage::from(image).resize_exact(width, height, filter);
+        Some(image) => {
+            let scaled =
+                DynamicImage::from(image).resize_exact(width, height, FilterType::Lanczos3);
             Pixels { width, height, rgb: scaled.into_bytes() }
         }
-        _ => pixels.clone(),
+        None => pixels.clone(),
+    }
+}
+
+/// Columns first, then rows, with values of 8 bits between them: what overshoots is lost there, as in Pillow.
+fn bicubic(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
+    let row_bytes = pixels.width as usize * CHANNELS;
+    let mut rgb = pixels.rgb.clone();
+    if width != pixels.width {
+        let taps: Vec<_> = taps(pixels.width, width).collect();
+        let rows = pixels.rgb.chunks_exact(row_bytes.max(1));
+        rgb = rows.flat_map(|row| taps.iter().flat_map(|tap| tap.of_row(row))).collect();
+    }
+    if height != pixels.height {
+        let row_bytes = width as usize * CHANNELS;
+        rgb = taps(pixels.height, height).flat_map(|tap| tap.of_rows(&rgb, row_bytes)).collect();
+    }
+    Pixels { width, height, rgb }
+}
+
+/// Red, green and blue.
+const CHANNELS: usize = 3;
+
+/// Bits behind the point of a weight. Taken: Pillow's `PRECISION_BITS`.
+const BITS: u32 = 22;
+
+/// Which of the values along a side make a new one.
+struct BicubicTap {
+    from: Range<usize>,
+    weights: Vec<i64>,
+}
+
+impl BicubicTap {
+    /// The pixel that is made of a row's.
+    fn of_row(&self, row: &[u8]) -> [u8; CHANNELS] {
+        let pixels = &row[self.from.start * CHANNELS..self.from.end * CHANNELS];
+        let mut sums = [HALF; CHANNELS];
+        for (pixel, weight) in pixels.as_chunks::<CHANNELS>().0.iter().zip(&self.weights) {
+            for (sum, value) in sums.iter_mut().zip(pixel) {
+                *sum += i64::from(*value) * weight;
+            }
+        }
+        sums.map(rounded)
+    }
+
+    /// The row that is made of rows.
+    fn of_rows(&self, rgb: &[u8], row_bytes: usize) -> Vec<u8> {
+        let mut sums = vec![HALF; row_bytes];
+        let rows = &rgb[self.from.start * row_bytes..self.from.end * row_bytes];
+        for (row, weight) in rows.chunks_exact(row_bytes.max(1)).zip(&self.weights) {
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum += i64::from(*value) * weight;
+            }
+        }
+        sums.into_iter().map(rounded).collect()
+    }
+}
+
+const HALF: i64 = 1 << (BITS - 1);
+
+fn rounded(sum: i64) -> u8 {
+    (sum >> BITS).clamp(0, 255) as u8
+}
+
+/// The taps of each new value, when a side becomes longer or shorter. A longer filter when it becomes shorter is the
+/// antialiasing.
+fn taps(from: u32, to: u32) -> impl Iterator<Item = BicubicTap> {
+    let ratio = f64::from(from) / f64::from(to);
+    let stretch = ratio.max(1.0);
+    let support = 2.0 * stretch;
+    (0..to).map(move |at| {
+        let centre = (f64::from(at) + 0.5) * ratio;
+        let start = (centre - support + 0.5).max(0.0) as usize;
+        let end = ((centre + support + 0.5) as usize).min(from as usize);
+        let weight = |at: usize| cubic((at as f64 - centre + 0.5) / stretch);
+        let weights: Vec<f64> = (start..end).map(weight).collect();
+        let sum: f64 = weights.iter().sum();
+        let fixed = |weight: &f64| (weight / sum * f64::from(1 << BITS)).round() as i64;
+        BicubicTap { from: start..end, weights: weights.iter().map(fixed).collect() }
+    })
+}
+
+/// Keys' kernel with a = -0.5.
+fn cubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    match x.abs() {
+        x if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+        _ => 0.0,
     }
 }
