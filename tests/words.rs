@@ -71,6 +71,15 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "processor",
         "post_processor is a key of tokenizer.json",
     ),
+    ("crates/trainer/src/model/encoder/qwen25vl/", "processor", "transformers' image processor"),
+    ("crates/trainer/src/model/diffusion/text/", "processor", "transformers' image processor"),
+    ("crates/trainer/src/pixels.rs", "processor", "transformers' image processor"),
+    ("tests/golden/qwen25vl_vision/", "processor", "transformers' image processor"),
+    (
+        "crates/trainer/src/model/encoder/tokenizer/template.rs",
+        "picture",
+        "a word of Qwen-Image-Edit's template",
+    ),
     (
         "crates/trainer/src/demo/vocabulary.rs",
         "picture",

@@ -140,17 +140,16 @@ def words(text):
     return [word for word, _ in Qwen2Tokenizer()._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def template_words():
-    """The words of the template, each one token here as in the published vocabulary."""
-    template = QwenImagePipeline(None, None, None, None, None).prompt_template_encode
-    return {word for word in words_and_special(template.replace("{}", "")) if word not in SPECIAL}
+def template_words(template, special):
+    """The words of a template, each one token here as in the published vocabulary."""
+    return {word for word in words_and_special(template.replace("{}", ""), special) if word not in special}
 
 
-def words_and_special(text):
+def words_and_special(text, special):
     pieces = [text]
-    for special in SPECIAL:
-        pieces = [part for piece in pieces for part in ([piece] if piece in SPECIAL else split_at(piece, special))]
-    return [word for piece in pieces for word in ([piece] if piece in SPECIAL else words(piece))]
+    for token in special:
+        pieces = [part for piece in pieces for part in ([piece] if piece in special else split_at(piece, token))]
+    return [word for piece in pieces for word in ([piece] if piece in special else words(piece))]
 
 
 def split_at(text, special):
@@ -167,9 +166,9 @@ def trained_merges():
     return [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
-def make_tokenizer(folder):
+def make_tokenizer(folder, template, special):
     """Words with a space before them come first, so that no merge of another word takes a part of theirs."""
-    template = sorted(template_words(), key=lambda word: (not word.startswith("\u0120"), word))
+    template = sorted(template_words(template, special), key=lambda word: (not word.startswith("\u0120"), word))
     merges = [(word[:n], word[n]) for word in template for n in range(1, len(word))]
     merges += [("\u010a", "\u010a")] + trained_merges()
     vocab, kept = {char: id for id, char in enumerate(byte_alphabet())}, []
@@ -180,14 +179,14 @@ def make_tokenizer(folder):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *kept]) + "\n")
-    added = {special: len(vocab) + at for at, special in enumerate(SPECIAL)}
+    added = {token: len(vocab) + at for at, token in enumerate(special)}
     (folder / "added_tokens.json").write_text(json.dumps(added, indent=2) + "\n")
     token = lambda content: dict(content=content, lstrip=False, normalized=False, rstrip=False, single_word=False,
                                  special=True)
     settings = dict(
         add_bos_token=False, add_prefix_space=False,
         added_tokens_decoder={str(id): token(content) for content, id in added.items()},
-        additional_special_tokens=SPECIAL[1:], bos_token=None, clean_up_tokenization_spaces=False,
+        additional_special_tokens=special[1:], bos_token=None, clean_up_tokenization_spaces=False,
         eos_token="<|im_end|>", errors="replace", model_max_length=131072, pad_token="<|endoftext|>",
         split_special_tokens=False, tokenizer_class="Qwen2Tokenizer", unk_token=None,
     )
@@ -211,7 +210,8 @@ def prompt_embeds(folder):
 def make_prompts():
     folder = HERE / "prompts"
     shutil.rmtree(folder, ignore_errors=True)
-    make_tokenizer(folder / "tokenizer")
+    template = QwenImagePipeline(None, None, None, None, None).prompt_template_encode
+    make_tokenizer(folder / "tokenizer", template, SPECIAL)
     tokenizer = Qwen2Tokenizer.from_pretrained(folder / "tokenizer")
     tokenizer.save_pretrained(folder / "tokenizer_json")
     save_model(build(PROMPT_MODEL | dict(vocab_size=len(tokenizer)), 3), folder, is_nested=False)
@@ -244,4 +244,5 @@ def main():
     print("prompts", differences(prompt_embeds(HERE / "prompts"), stored))
 
 
-main()
+if __name__ == "__main__":
+    main()

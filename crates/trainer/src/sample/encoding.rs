@@ -54,6 +54,28 @@ pub(crate) fn dry_run(
     images: &[[u32; 2]],
     kind: DeviceKind,
 ) -> Result<Vec<Stage>> {
+    let n = n_dry_run(encoding.loading, n_texts);
+    let mut runs = observe(encoders, encoding, n, images, kind)?;
+    // The images of all texts are seen before the first is encoded, so that it takes two runs to know what one more does.
+    if !images.is_empty() && encoding.loading == EncoderLoading::Whole && n > 1 {
+        let of_one = observe(encoders, encoding, 1, images, kind)?;
+        runs.iter_mut().zip(&of_one).for_each(|(run, of_one)| run.begin_like(of_one));
+    }
+    let stage = |(run, (spec, file_bytes)): (EncoderRun, (TextEncoderSpec, _))| {
+        let is_in_blocks = encoding.loading == EncoderLoading::Blocks && spec.kind.has_blocks();
+        run.stage(spec.name, is_in_blocks, n_texts, file_bytes)
+    };
+    Ok(runs.into_iter().zip(encoders.file_bytes()).map(stage).collect())
+}
+
+/// Encodes so many texts on a meta device.
+fn observe(
+    encoders: &TextEncoders,
+    encoding: EncodingOptions,
+    n: usize,
+    images: &[[u32; 2]],
+    kind: DeviceKind,
+) -> Result<Vec<EncoderRun>> {
     let device = Device::meta(kind, UNLIMITED);
     let seen = RefCell::new(Vec::<EncoderRun>::new());
     let end = |device: &Device| {
@@ -73,15 +95,9 @@ pub(crate) fn dry_run(
         true
     };
     let watch = EncodeCallbacks { on_begin: &begin, tick: &|_| true, on_encoded: &encoded };
-    let n = n_dry_run(encoding.loading, n_texts);
     encoders.encode_longest(&device, encoding, n, images, watch)?;
     end(&device);
-    let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
-    let stage = |(seen, (spec, file_bytes)): (EncoderRun, (TextEncoderSpec, _))| {
-        let is_in_blocks = encoding.loading == EncoderLoading::Blocks && spec.kind.has_blocks();
-        seen.stage(spec.name, is_in_blocks, n_texts, file_bytes)
-    };
-    Ok(stages.map(stage).collect())
+    Ok(seen.into_inner())
 }
 
 /// Texts of a dry run that show the cost of all. One by one, the second is like all that follow; in batches, a full
@@ -95,6 +111,16 @@ fn n_dry_run(loading: EncoderLoading, n_texts: usize) -> usize {
 }
 
 impl EncoderRun {
+    /// Takes the work of the first text from a run with no other, if it is the first encoder: those before another see
+    /// no images.
+    fn begin_like(&mut self, of_one: &Self) {
+        let is_first = self.works.first() == of_one.works.first();
+        if let (true, [_, ours, _], [_, first]) = (is_first, &mut self.works[..], &of_one.works[..])
+        {
+            *ours = first.clone();
+        }
+    }
+
     fn stage(
         self,
         name: &'static str,

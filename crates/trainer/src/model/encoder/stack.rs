@@ -11,11 +11,62 @@ use std::collections::{BTreeMap, HashMap};
 use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, WeightsError};
 
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 use crate::model::adapter::{Adapters, LoraWeights};
 use crate::model::build::{ModelBuilder, Precision};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
+
+/// The tokens of a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct PromptTokens {
+    /// Their ids. Those at the places of images stand for nothing.
+    pub ids: Vec<u32>,
+    /// The images among them, in their order.
+    pub images: Vec<ImageTokens>,
+}
+
+/// An image among the tokens of a prompt.
+#[derive(Clone, Debug)]
+pub struct ImageTokens {
+    /// Where it is.
+    pub span: ImageSpan,
+    /// Its hidden states, [rows · columns, D].
+    pub features: Vec<f32>,
+}
+
+/// The place of an image among tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSpan {
+    /// Its first token.
+    pub first: usize,
+    /// Rows of tokens.
+    pub rows: usize,
+    /// Tokens of a row.
+    pub columns: usize,
+}
+
+/// Where images are among N tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenLayout {
+    /// N.
+    pub n: usize,
+    /// The images, in their order.
+    pub images: Vec<ImageSpan>,
+}
+
+impl From<Vec<u32>> for PromptTokens {
+    fn from(ids: Vec<u32>) -> Self {
+        Self { ids, images: Vec::new() }
+    }
+}
+
+impl PromptTokens {
+    fn layout(&self) -> TokenLayout {
+        let images = self.images.iter().map(|image| image.span).collect();
+        TokenLayout { n: self.ids.len(), images }
+    }
+}
 
 /// The config of such an encoder.
 pub trait EncoderStack: Clone {
@@ -54,6 +105,12 @@ pub trait EncoderStack: Clone {
         embedding: &Self::Embedding,
         n: usize,
     ) -> Result<Self::Inputs>;
+
+    /// The same for a prompt with images, where its places are part of them. Made again for each block, so that what
+    /// many prompts take does not depend on how many sizes there are.
+    fn image_inputs(&self, _: &Device, _: &TokenLayout) -> Result<Option<Self::Inputs>> {
+        Ok(None)
+    }
 
     /// x [S, N, D] to the same. With `lengths` `[S]`, tokens after a text's length are masked.
     fn forward(
@@ -106,6 +163,46 @@ impl<C: EncoderStack> StackedEncoder<C> {
         }
         Ok(tape.rms_norm(&x, Some(&self.norm), self.config.epsilon())?)
     }
+
+    /// Encodes a prompt, perhaps with images: [1, N, D].
+    pub fn forward_prompt(&self, tape: &Tape<'_>, prompt: &PromptTokens) -> Result<Var> {
+        let (device, config) = (tape.device(), &self.config);
+        if prompt.images.is_empty() {
+            return self.forward(tape, &prompt.ids, 1, None);
+        }
+        let inputs = config.image_inputs(device, &prompt.layout())?;
+        let inputs = inputs.ok_or_else(|| sees_none(prompt))?;
+        let mut x = embed_prompt(tape, prompt, C::tokens(&self.embedding))?;
+        for block in &self.blocks {
+            x = config.forward(tape, block, &x, &inputs, None)?;
+        }
+        Ok(tape.rms_norm(&x, Some(&self.norm), config.epsilon())?)
+    }
+}
+
+fn sees_none(prompt: &PromptTokens) -> TrainerError {
+    let problem =
+        format!("a prompt with {} images, the text encoder sees none", prompt.images.len());
+    TrainerError::Request { problem, hint: "leave the images out" }
+}
+
+/// The embeddings of a prompt's tokens, with the hidden states of images in their places.
+fn embed_prompt(tape: &Tape<'_>, prompt: &PromptTokens, tokens: &Var) -> Result<Var> {
+    let (device, n) = (tape.device(), prompt.ids.len());
+    let x = embed(tape, &device.upload([1, n], &prompt.ids)?, tokens)?;
+    if prompt.images.is_empty() {
+        return Ok(x);
+    }
+    let (mut parts, mut from) = (Vec::new(), 0);
+    for ImageTokens { span, features } in &prompt.images {
+        let n_tokens = span.rows * span.columns;
+        parts.push(tape.split_tokens(&x, from..span.first)?);
+        parts.push(device.upload_as([1, n_tokens, x.shape().width()], features, x.dtype())?.into());
+        from = span.first + n_tokens;
+    }
+    parts.push(tape.split_tokens(&x, from..n)?);
+    parts.retain(|part| part.shape().elements() > 0);
+    Ok(tape.concat_tokens(&parts.iter().collect::<Vec<_>>())?)
 }
 
 fn embed(tape: &Tape<'_>, ids: &Tensor, tokens: &Var) -> Result<Var> {
@@ -136,11 +233,11 @@ pub struct BlockwiseEncoder<'a, C> {
 }
 
 impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
-    /// [N, D] of each text of N token ids, in their order.
+    /// [N, D] of each prompt of N tokens, in their order.
     pub fn encode(
         &self,
         device: &Device,
-        texts: &[Vec<u32>],
+        texts: &[PromptTokens],
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         for texts in texts.chunks(TEXT_BATCH) {
@@ -150,24 +247,30 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
         Ok(())
     }
 
-    fn encode_together(&self, device: &Device, texts: &[Vec<u32>]) -> Result<Vec<Var>> {
+    fn encode_together(&self, device: &Device, texts: &[PromptTokens]) -> Result<Vec<Var>> {
         let (start, adapters) = self.load(device, |build| self.config.embedding(build))?;
         let mut inputs = BTreeMap::new();
-        for n in texts.iter().map(Vec::len) {
+        let without_images = texts.iter().filter(|prompt| prompt.images.is_empty());
+        for n in without_images.map(|prompt| prompt.ids.len()) {
             if let Entry::Vacant(entry) = inputs.entry(n) {
                 entry.insert(self.config.inputs(device, &start, n)?);
             }
         }
         let tape = Tape::inference(device, &adapters.params, 0);
-        let embedded =
-            |ids: &Vec<u32>| embed(&tape, &device.upload([1, ids.len()], ids)?, C::tokens(&start));
+        let embedded = |prompt: &PromptTokens| embed_prompt(&tape, prompt, C::tokens(&start));
         let mut states = texts.iter().map(embedded).collect::<Result<Vec<Var>>>()?;
         drop(start);
         for index in 0..self.config.n_blocks() {
             let (block, adapters) = self.load(device, |build| self.config.block(build, index))?;
-            for (state, ids) in states.iter_mut().zip(texts) {
+            for (state, prompt) in states.iter_mut().zip(texts) {
                 let tape = Tape::inference(device, &adapters.params, 0);
-                let inputs = &inputs[&ids.len()];
+                let own = if prompt.images.is_empty() {
+                    None
+                } else {
+                    self.config.image_inputs(device, &prompt.layout())?
+                };
+                let inputs = own.as_ref().or_else(|| inputs.get(&prompt.ids.len()));
+                let inputs = inputs.ok_or_else(|| sees_none(prompt))?;
                 *state = self.config.forward(&tape, &block, state, inputs, None)?;
                 self.check_cancelled()?;
             }

@@ -31,7 +31,7 @@ use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
 pub use error::TokenizerError;
 use settings::{AddedTokenEntry, PromptTokenizerConfig};
-pub use template::PromptTemplate;
+pub use template::{IMAGE_TOKEN, PromptTemplate, TemplateImages};
 
 /// Turns texts into token ids, truncated to one length and, for CLIP and T5, padded to it.
 pub struct PromptTokenizer {
@@ -108,11 +108,14 @@ impl PromptTokenizer {
 
     /// The ids of `text`, truncated at its end; BOS and EOS stay, what a template has after the text does not.
     pub fn encode(&self, text: &str) -> EncodedPrompt {
-        // The crate fails if a piece of text has no id and there is no unknown token.
-        let text = self.template.around(text);
-        let found =
-            self.inner.encode_fast(text, false).expect("unk_token was found in the vocabulary");
-        let fits = found.get_ids().len().min(self.room());
+        self.encode_with_images(text, 0)
+    }
+
+    /// The same with so many images before the text, each one token. The text is truncated as without them.
+    pub fn encode_with_images(&self, text: &str, n_images: usize) -> EncodedPrompt {
+        let found = self.split(self.template.around_images(n_images, text));
+        let room = self.room() + self.placeholder_tokens(n_images);
+        let fits = found.get_ids().len().min(room);
         let (kept, dropped) = found.get_ids().split_at(fits);
         let mut ids = kept.to_vec();
         if let Some(PromptFraming { bos, eos, .. }) = &self.framing {
@@ -125,9 +128,24 @@ impl PromptTokenizer {
         EncodedPrompt { ids, n_tokens, dropped: dropped.len() }
     }
 
+    /// Tokens that stand for so many images in the template.
+    pub fn placeholder_tokens(&self, n_images: usize) -> usize {
+        self.split(self.template.images.placeholders(n_images)).len()
+    }
+
+    /// The id of a token, if there is one.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The crate fails if a piece of text has no id and there is no unknown token.
+    fn split(&self, text: String) -> tokenizers::Encoding {
+        self.inner.encode_fast(text, false).expect("unk_token was found in the vocabulary")
+    }
+
     /// What of a text is truncated, if anything.
     pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
-        let (room, PromptTemplate { prefix, suffix, n_dropped }) = (self.room(), self.template);
+        let (room, PromptTemplate { prefix, suffix, n_dropped, .. }) = (self.room(), self.template);
         // A token has at least a byte, and T5 puts a space in front. Text that is not ASCII may become
         // longer when it is normalised.
         if text.is_ascii() && text.len() + prefix.len() + suffix.len() < room {

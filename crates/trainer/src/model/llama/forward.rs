@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
-use compute::ops::{Activation, Attention, Linear, QkNormRope, Rope, RopePairs, rope_table};
+use compute::ops::{
+    Activation, Attention, Linear, QkNormRope, Rope, RopeAxis, RopePairs, rope_table,
+};
 use compute::{BlockSwap, Device, Dtype, Tape, Tensor, Var};
 
 use super::LlamaConfig;
@@ -45,6 +47,23 @@ impl BlockInputs {
     /// For texts of N tokens that a model only reads.
     pub fn of_text(config: &LlamaConfig, device: &Device, n: usize) -> Result<Self> {
         let rope_table = rotary_table(config, device, 0..n)?;
+        Ok(Self { rope_table, first_keys: None, key_lengths: None, recomputes_queries: false })
+    }
+
+    /// The same for tokens with a position on each of several axes. Of the pairs of a head, each axis turns as many as its
+    /// section has.
+    pub fn of_sections<const AXES: usize>(
+        config: &LlamaConfig,
+        device: &Device,
+        sections: [usize; AXES],
+        positions: &[[usize; AXES]],
+    ) -> Result<Self> {
+        let mut frequencies = config.rope.axis(config.head_dim).frequencies.into_iter();
+        let axes =
+            sections.map(|n| RopeAxis { frequencies: frequencies.by_ref().take(n).collect() });
+        let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
+        let table = rope_table(&axes, &places);
+        let rope_table = device.upload([positions.len(), config.head_dim], &table)?;
         Ok(Self { rope_table, first_keys: None, key_lengths: None, recomputes_queries: false })
     }
 

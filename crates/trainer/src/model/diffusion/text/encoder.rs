@@ -8,6 +8,7 @@ use weights::Catalog;
 
 use super::prompt::PromptTexts;
 use super::token_source::TokenSource;
+use super::vision::PromptVision;
 use super::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
@@ -18,10 +19,10 @@ use crate::model::config::{Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
 use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::clip::{self, ClipTextModel};
-use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder};
-use crate::model::encoder::stack::{BlockwiseEncoder, EncoderStack, StackedEncoder};
+use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder, vision};
+use crate::model::encoder::stack::{BlockwiseEncoder, EncoderStack, PromptTokens, StackedEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
-use crate::model::encoder::tokenizer::PromptTemplate;
+use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
 
@@ -68,7 +69,7 @@ pub enum EncoderKind {
     Clip,
     /// T5's encoder.
     T5,
-    /// Qwen2.5-VL's language model.
+    /// Qwen2.5-VL: its language model, and its vision tower if prompts have images.
     Qwen25Vl,
 }
 
@@ -102,7 +103,7 @@ pub enum EncoderConfig {
     Clip(clip::ClipConfig),
     /// T5's encoder.
     T5(t5::T5Config),
-    /// Qwen2.5-VL's language model.
+    /// Qwen2.5-VL.
     Qwen25Vl(Qwen25VlConfig),
 }
 
@@ -130,6 +131,8 @@ pub struct TextEncoder {
     pub(super) part: PipelinePart<EncoderConfig>,
     pub(super) tokenizer: TokenSource,
     pub(super) adapter: HashMap<String, LoraWeights>,
+    /// None if prompts have no images.
+    pub(super) vision: Option<PromptVision>,
 }
 
 impl EncoderConfig {
@@ -164,7 +167,9 @@ impl EncoderConfig {
                 EmbeddingWidths { tokens: config.hidden_size, pooled: config.pooled_width() }
             }
             Self::T5(config) => EmbeddingWidths { tokens: config.d_model, pooled: 0 },
-            Self::Qwen25Vl(config) => EmbeddingWidths { tokens: config.0.hidden_size, pooled: 0 },
+            Self::Qwen25Vl(config) => {
+                EmbeddingWidths { tokens: config.text.hidden_size, pooled: 0 }
+            }
         }
     }
 
@@ -180,7 +185,7 @@ impl EncoderConfig {
         match self {
             Self::Clip(config) => config.vocab_size,
             Self::T5(config) => config.vocab_size,
-            Self::Qwen25Vl(config) => config.0.vocab_size,
+            Self::Qwen25Vl(config) => config.text.vocab_size,
         }
     }
 
@@ -241,7 +246,12 @@ impl TextEncoderSpec {
         pipeline: &Path,
         config: EncoderConfig,
     ) -> Result<PipelinePart<EncoderConfig>> {
-        let tensors = config.tensor_specs()?;
+        let mut tensors = config.tensor_specs()?;
+        if let EncoderConfig::Qwen25Vl(Qwen25VlConfig { vision: Ok(vision), .. }) = &config
+            && self.template.images != TemplateImages::None
+        {
+            tensors.extend(vision::stored_tensors(vision)?);
+        }
         Ok(PipelinePart::meta(&pipeline.join(self.folder()), config, tensors))
     }
 }
@@ -251,19 +261,25 @@ impl TextEncoder {
         spec: TextEncoderSpec,
         part: PipelinePart<EncoderConfig>,
         words: TokenSource,
+        vision: Option<PromptVision>,
     ) -> Self {
-        Self { spec, part, tokenizer: words, adapter: HashMap::new() }
+        Self { spec, part, tokenizer: words, adapter: HashMap::new(), vision }
     }
 
     /// The files of model and tokenizer.
     pub(super) fn sources(&self) -> Vec<PathBuf> {
-        [&self.part.sources()[..], self.tokenizer.sources()].concat()
+        let processor = self.vision.iter().filter_map(|vision| vision.source.clone());
+        let files = [&self.part.sources()[..], self.tokenizer.sources()].concat();
+        files.into_iter().chain(processor).collect()
     }
 
     /// Checks that it has its weights, and an embedding for each of its tokens.
     pub(super) fn check(&self) -> Result<()> {
         let (n, n_rows) = (self.tokenizer.vocab_size(), self.part.config.vocab_size());
         if n <= n_rows {
+            if let Some(vision) = &self.vision {
+                vision.check_tower(&self.part)?;
+            }
             return self.files().map(drop);
         }
         let name = self.spec.name;
@@ -322,16 +338,23 @@ impl TextEncoder {
             take(encoded)?;
             callbacks.check_cancelled()
         };
+        if let (Some(vision), EncoderConfig::Qwen25Vl(config)) = (&self.vision, &self.part.config) {
+            let encode = &mut |tokens: &[PromptTokens]| {
+                self.encode_with_stack(device, config, options, tokens, callbacks, take)
+            };
+            return self.with_images(vision, device, options, texts, callbacks, encode);
+        }
         let ids = self.tokens(texts);
+        let tokens: Vec<PromptTokens> = ids.iter().cloned().map(PromptTokens::from).collect();
         match &self.part.config {
             EncoderConfig::Clip(config) => {
                 self.encode_with_clip(device, config, options.precision, &ids, callbacks, take)
             }
             EncoderConfig::T5(config) => {
-                self.encode_with_stack(device, config, options, &ids, callbacks, take)
+                self.encode_with_stack(device, config, options, &tokens, callbacks, take)
             }
             EncoderConfig::Qwen25Vl(config) => {
-                self.encode_with_stack(device, config, options, &ids, callbacks, take)
+                self.encode_with_stack(device, config, options, &tokens, callbacks, take)
             }
         }
     }
@@ -377,7 +400,7 @@ impl TextEncoder {
         device: &Device,
         config: &C,
         EncodingOptions { precision, loading }: EncodingOptions,
-        texts: &[Vec<u32>],
+        texts: &[PromptTokens],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
@@ -396,9 +419,9 @@ impl TextEncoder {
         let files = self.files()?;
         let model =
             files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
-        texts.iter().try_for_each(|ids| {
+        texts.iter().try_for_each(|prompt| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            take(&to_vec(model.forward(&tape, ids, 1, None)?.tensor())?)
+            take(&to_vec(model.forward_prompt(&tape, prompt)?.tensor())?)
         })
     }
 }
@@ -457,7 +480,7 @@ mod tests {
         let part = SPEC.part(PartSource::Folder(golden()), &like).unwrap();
         let length = SPEC.prompt_length.default();
         let words = TokenSource::open(&golden().join(tokenizer), length, SPEC.template).unwrap();
-        let encoder = TextEncoder::new(SPEC, part, words);
+        let encoder = TextEncoder::new(SPEC, part, words, None);
         encoder.check().unwrap();
         encoder
     }

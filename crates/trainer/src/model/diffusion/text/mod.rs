@@ -5,6 +5,7 @@ mod encoder;
 mod prompt;
 pub mod templates;
 mod token_source;
+mod vision;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use compute::Device;
 use serde::Deserialize;
 use weights::{BytesDoneFn, WeightsError};
 
-pub use crate::model::encoder::tokenizer::PromptTemplate;
+pub use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
 pub use encoder::{
     CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN25VL_FILES,
     T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
@@ -22,6 +23,7 @@ pub use prompt::{Prompt, PromptImage};
 
 use self::prompt::PromptTexts;
 use self::token_source::TokenSource;
+use self::vision::PromptVision;
 use super::condition::Condition;
 use super::denoiser::DenoiserConfig;
 use super::paths::{PartSearch, PartSource};
@@ -125,9 +127,10 @@ impl TextEncoders {
         let slot = |(spec, part): (TextEncoderSpec, Option<_>)| -> Result<EncoderSlot> {
             let length = stated.length(&spec, most);
             let encoder = |part| -> Result<TextEncoder> {
-                let folder = folder.join(spec.tokenizer);
-                let words = TokenSource::open(&folder, length, spec.template)?;
-                Ok(TextEncoder::new(spec, part, words))
+                let words = folder.join(spec.tokenizer);
+                let words = TokenSource::open(&words, length, spec.template)?;
+                let vision = PromptVision::open(&spec, &part, &words, folder)?;
+                Ok(TextEncoder::new(spec, part, words, vision))
             };
             Ok(EncoderSlot { length, encoder: part.map(encoder).transpose()? })
         };
@@ -145,7 +148,8 @@ impl TextEncoders {
             let length = spec.prompt_length.default();
             let part = spec.meta(path, encoder)?;
             let words = TokenSource::Meta(spec.template.n_dropped + length);
-            let encoder = TextEncoder::new(*spec, part, words);
+            let vision = PromptVision::meta(spec, &part)?;
+            let encoder = TextEncoder::new(*spec, part, words, vision);
             Ok(EncoderSlot { length, encoder: Some(encoder) })
         };
         let list = config.family().encoders.iter().zip(encoders).map(slot);
@@ -295,12 +299,8 @@ impl TextEncoders {
 
     /// Tokens of the context that images of these widths and heights take, beside those of the text.
     pub fn image_tokens(&self, images: &[[u32; 2]]) -> Result<usize> {
-        if images.is_empty() {
-            return Ok(0);
-        }
-        let (name, n) = (self.config.family().name, images.len());
-        let problem = format!("a prompt with {n} images, the text encoders of {name} see none");
-        Err(TrainerError::Request { problem, hint: "use an editing model, or prompts of text" })
+        let mut n_tokens = self.all().map(|encoder| encoder.image_tokens(images));
+        n_tokens.try_fold(0, |most, n| Ok(n?.max(most)))
     }
 
     fn encode_texts(
@@ -311,8 +311,8 @@ impl TextEncoders {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
-        for images in texts.image_sizes() {
-            self.image_tokens(&images)?;
+        for n_images in texts.image_counts() {
+            self.all().try_for_each(|encoder| encoder.check_images(n_images))?;
         }
         let last = self.slots.iter().rposition(|slot| slot.encoder.is_some());
         let mut before = Vec::new();

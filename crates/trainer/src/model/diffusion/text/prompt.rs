@@ -68,12 +68,11 @@ impl PromptTexts<'_> {
         }
     }
 
-    /// The sizes of the images of each prompt; of those of a dry run, which are alike, of one.
-    pub fn image_sizes(self) -> Vec<Vec<[u32; 2]>> {
-        let sizes = |prompt: &Prompt| prompt.images.iter().map(|image| image.size).collect();
+    /// How many images each prompt has; of those of a dry run, which are alike, one.
+    pub fn image_counts(self) -> Vec<usize> {
         match self {
-            Self::Given(prompts) => prompts.iter().map(sizes).collect(),
-            Self::Longest { images, .. } => vec![images.to_vec()],
+            Self::Given(prompts) => prompts.iter().map(|prompt| prompt.images.len()).collect(),
+            Self::Longest { images, .. } => vec![images.len()],
         }
     }
 }

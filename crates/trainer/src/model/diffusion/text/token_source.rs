@@ -31,6 +31,30 @@ impl TokenSource {
         }
     }
 
+    /// The same with so many images before the text, each one token.
+    pub fn encode_with_images(&self, text: &str, n_images: usize) -> Vec<u32> {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.encode_with_images(text, n_images).ids,
+            Self::Meta(n) => vec![0; *n],
+        }
+    }
+
+    /// Tokens that stand for so many images in a template.
+    pub fn placeholder_tokens(&self, template: PromptTemplate, n_images: usize) -> usize {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.placeholder_tokens(n_images),
+            Self::Meta(_) => template.images.published_tokens(n_images) + n_images,
+        }
+    }
+
+    /// The id of a token, if there is one.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.token_id(token),
+            Self::Meta(_) => None,
+        }
+    }
+
     /// As many as a text can have.
     pub fn max_tokens(&self) -> usize {
         match self {

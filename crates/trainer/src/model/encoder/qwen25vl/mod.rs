@@ -1,14 +1,23 @@
 //! Qwen2.5-VL as a text encoder (transformers' `Qwen2_5_VLForConditionalGeneration`): the language model of `llama/` with
-//! its last hidden state after the final norm. The output layer and the vision tower are never loaded.
+//! its last hidden state after the final norm. The output layer is never loaded, the vision tower only for prompts with
+//! images.
 //!
 //! Its rotary positions have three axes, for images; those of text are equal on all, which is one axis.
+
+mod positions;
+pub mod processor;
+pub mod tower;
+pub mod vision;
+pub mod windows;
 
 use compute::{Device, Result as Computed, Tape, Tensor, Var};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use weights::Catalog;
 
-use super::stack::{EncoderStack, StackedEncoder};
+use self::positions::mrope_positions;
+use self::vision::VisionConfig;
+use super::stack::{EncoderStack, StackedEncoder, TokenLayout};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
@@ -18,19 +27,27 @@ use crate::model::llama::{
 };
 use crate::model::tensor_piece::TensorPiece;
 
-/// What `text_encoder/config.json` says of the language model. Files of transformers up to 4.51 have its settings at the
+/// What `text_encoder/config.json` says. Files of transformers up to 4.51 have the settings of the language model at the
 /// top, later ones under `text_config`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Qwen25VlConfig(pub LlamaConfig);
+pub struct Qwen25VlConfig {
+    /// The language model.
+    pub text: LlamaConfig,
+    /// Pairs of a head that turn with each axis of positions: time, height, width.
+    pub mrope_section: [usize; 3],
+    /// The vision tower, or why its settings cannot be read.
+    pub vision: std::result::Result<Box<VisionConfig>, String>,
+}
 
 /// Taken: the default of transformers' `Qwen2_5_VLTextConfig`, as the next.
 const DEFAULT_THETA: f64 = 1e6;
 const DEFAULT_EPSILON: f64 = 1e-5;
+const DEFAULT_SECTION: [usize; 3] = [16, 24, 24];
 
 impl Qwen25VlConfig {
     /// Qwen2.5-VL-7B, as image models come with it.
     pub fn published() -> Self {
-        Self(LlamaConfig {
+        let text = LlamaConfig {
             family: LanguageFamily::Qwen2,
             vocab_size: 152_064,
             hidden_size: 3584,
@@ -49,12 +66,27 @@ impl Qwen25VlConfig {
             window: None,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
-        })
+        };
+        Self {
+            text,
+            mrope_section: DEFAULT_SECTION,
+            vision: Ok(Box::new(VisionConfig::published())),
+        }
     }
 
-    /// Checks that all of it is supported.
+    /// Checks that all that prompts of text need is supported.
     pub fn check(&self) -> std::result::Result<(), Unsupported> {
-        self.0.check()
+        self.text.check()
+    }
+
+    /// The vision tower, once all that prompts with images need is found to be supported.
+    pub fn checked_vision(&self) -> std::result::Result<&VisionConfig, Unsupported> {
+        let vision = self.vision.as_ref().map_err(|problem| Unsupported(problem.clone()))?;
+        vision.check(self.text.hidden_size)?;
+        let (section, pairs) = (self.mrope_section, self.text.head_dim / 2);
+        let problem = format!("mrope_section {section:?} is not {pairs} pairs of a head together");
+        Unsupported::unless(section.iter().sum::<usize>() == pairs, problem)?;
+        Ok(vision)
     }
 }
 
@@ -62,15 +94,30 @@ impl<'de> Deserialize<'de> for Qwen25VlConfig {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error;
         let mut settings = Map::<String, Value>::deserialize(from)?;
+        let vision = vision_config(settings.remove("vision_config"));
         let text = settings.remove("text_config");
         let text = text.unwrap_or(Value::Object(settings));
         let Value::Object(text) = text else {
             return Err(D::Error::custom(format!("text_config is {text}, expected settings")));
         };
-        let config = serde_json::from_value(as_qwen2(text));
-        let config: LlamaConfig = config.map_err(D::Error::custom)?;
-        Ok(Self(LlamaConfig { tie_word_embeddings: true, ..config }))
+        let mrope_section = mrope_section(&text).map_err(D::Error::custom)?;
+        let text = serde_json::from_value(as_qwen2(text));
+        let text: LlamaConfig = text.map_err(D::Error::custom)?;
+        Ok(Self { text: LlamaConfig { tie_word_embeddings: true, ..text }, mrope_section, vision })
     }
+}
+
+/// Wrong settings of a tower that is not used do not matter.
+fn vision_config(settings: Option<Value>) -> std::result::Result<Box<VisionConfig>, String> {
+    let settings = settings.ok_or("vision_config is missing")?;
+    serde_json::from_value(settings).map_err(|error| format!("vision_config: {error}"))
+}
+
+fn mrope_section(text: &Map<String, Value>) -> serde_json::Result<[usize; 3]> {
+    let mut rotary =
+        ["rope_parameters", "rope_scaling"].into_iter().filter_map(|key| text.get(key));
+    let section = rotary.find_map(|rotary| rotary.get("mrope_section"));
+    section.map_or(Ok(DEFAULT_SECTION), |section| serde_json::from_value(section.clone()))
 }
 
 /// The same settings as those of a Qwen2.
@@ -101,16 +148,22 @@ pub fn infer(catalog: &Catalog, like: &Qwen25VlConfig) -> Option<Qwen25VlConfig>
     let rows = |layer: &str| shape(&format!("layers.0.{layer}"))?.first().copied();
     let &[vocab_size, hidden_size] = &shape("embed_tokens")?[..] else { return None };
     let is_there = |index: &usize| shape(&format!("layers.{index}.mlp.up_proj")).is_some();
-    let head_dim = like.0.head_dim.max(1);
-    Some(Qwen25VlConfig(LlamaConfig {
+    let head_dim = like.text.head_dim.max(1);
+    let text = LlamaConfig {
         vocab_size,
         hidden_size,
         intermediate_size: rows("mlp.up_proj")?,
         num_hidden_layers: (0..catalog.tensors.len()).take_while(is_there).count(),
         num_attention_heads: rows("self_attn.q_proj")? / head_dim,
         num_key_value_heads: rows("self_attn.k_proj")? / head_dim,
-        ..like.0.clone()
-    }))
+        ..like.text.clone()
+    };
+    let vision = like.vision.as_ref().map_err(Clone::clone);
+    let vision = vision.and_then(|like| {
+        let found = vision::infer(catalog, like).map(Box::new);
+        found.ok_or_else(|| "the file has no vision tower".to_owned())
+    });
+    Some(Qwen25VlConfig { text, mrope_section: like.mrope_section, vision })
 }
 
 /// The shape of a tensor by our name for it.
@@ -154,11 +207,11 @@ impl EncoderStack for Qwen25VlConfig {
     type Inputs = BlockInputs;
 
     fn n_blocks(&self) -> usize {
-        self.0.num_hidden_layers
+        self.text.num_hidden_layers
     }
 
     fn epsilon(&self) -> f32 {
-        self.0.rms_norm_eps
+        self.text.rms_norm_eps
     }
 
     fn layout<'c>(&self, catalog: &'c Catalog) -> CheckpointLayout<'c> {
@@ -166,15 +219,15 @@ impl EncoderStack for Qwen25VlConfig {
     }
 
     fn embedding(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
-        build.array(format!("model.{EMBEDDING}"), [self.0.vocab_size, self.0.hidden_size])
+        build.array(format!("model.{EMBEDDING}"), [self.text.vocab_size, self.text.hidden_size])
     }
 
     fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<LlamaBlock> {
-        LlamaBlock::new(&self.0, build.at(format!("model.layers.{index}")))
+        LlamaBlock::new(&self.text, build.at(format!("model.layers.{index}")))
     }
 
     fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
-        build.vector("model.norm.weight", self.0.hidden_size)
+        build.vector("model.norm.weight", self.text.hidden_size)
     }
 
     fn tokens(embedding: &Var) -> &Var {
@@ -182,8 +235,14 @@ impl EncoderStack for Qwen25VlConfig {
     }
 
     fn inputs(&self, device: &Device, _: &Var, n: usize) -> Result<BlockInputs> {
-        self.0.check_length(n)?;
-        BlockInputs::of_text(&self.0, device, n)
+        self.text.check_length(n)?;
+        BlockInputs::of_text(&self.text, device, n)
+    }
+
+    fn image_inputs(&self, device: &Device, layout: &TokenLayout) -> Result<Option<BlockInputs>> {
+        self.text.check_length(layout.n)?;
+        let positions = mrope_positions(layout);
+        BlockInputs::of_sections(&self.text, device, self.mrope_section, &positions).map(Some)
     }
 
     fn forward(
@@ -233,7 +292,9 @@ mod tests {
         for name in forms {
             let catalog = file(name);
             assert!(is_qwen25vl(&catalog));
-            assert_eq!(infer(&catalog, &published), Some(published.clone()));
+            let inferred = infer(&catalog, &published).unwrap();
+            assert_eq!(inferred.text, published.text);
+            assert_eq!(inferred.vision, Err("the file has no vision tower".into()));
             let build = |build: &mut ModelBuilder<'_>| Qwen25VlEncoder::new(&published, build);
             WeightFiles::find(&catalog, &layout(&catalog), build).unwrap();
         }
@@ -258,8 +319,9 @@ mod tests {
             "sliding_window": 32_768, "use_sliding_window": false, "tie_word_embeddings": false,
         });
         let mut flat = text.clone();
-        flat["vision_config"] = json!({"hidden_size": 1280});
-        for settings in [flat, json!({"text_config": text, "vision_config": {}})] {
+        let vision = json!({"hidden_size": 1280});
+        flat["vision_config"] = vision.clone();
+        for settings in [flat, json!({"text_config": text, "vision_config": vision})] {
             let config: Qwen25VlConfig = serde_json::from_value(settings).unwrap();
             assert_eq!(config, Qwen25VlConfig::published());
         }
