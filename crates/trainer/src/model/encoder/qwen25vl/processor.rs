@@ -54,6 +54,9 @@ impl PatchGrid {
 /// An image whose sides differ more cannot be seen. Taken: transformers' `smart_resize`.
 const MOST_ASPECT: u64 = 200;
 
+/// Images are never scaled up to more pixels. Chosen: such an image takes a gigabyte.
+const MOST_SCALED: u64 = 1 << 28;
+
 /// The older file with settings of images, and the newer one of a whole processor.
 const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
 
@@ -128,6 +131,11 @@ impl ImageProcessor {
         let [least, most] = self.pixels;
         let limits = format!("min_pixels {least} is not from 1 to max_pixels {most}");
         Unsupported::unless((1..=most).contains(&least), limits)?;
+        let problem = format!("min_pixels is {least}, expected up to {MOST_SCALED}");
+        Unsupported::unless(least <= MOST_SCALED, problem)?;
+        let factor = self.rescale_factor;
+        let is_fine = factor > 0.0 && factor.is_finite();
+        Unsupported::unless(is_fine, format!("rescale_factor is {factor}"))?;
         let is_fine = self.std.iter().all(|std| *std > 0.0 && std.is_finite());
         Unsupported::unless(is_fine, format!("image_std is {:?}", self.std))?;
         for (key, ours, towers) in [
@@ -335,6 +343,8 @@ mod tests {
         for (key, value, problem) in [
             ("max_pixels", Value::Null, "max_pixels is missing"),
             ("min_pixels", json!(0), "min_pixels 0 is not from 1 to max_pixels 12845056"),
+            ("max_pixels", json!(3135), "min_pixels 3136 is not from 1 to max_pixels 3135"),
+            ("rescale_factor", json!(0.0), "rescale_factor is 0"),
             ("image_std", json!([0.0, 1.0, 1.0]), "image_std is [0.0, 1.0, 1.0]"),
             ("merge_size", json!(3), "merge_size is 3, the vision tower's 2"),
             ("do_resize", json!(false), "do_resize is false, expected true"),

@@ -73,6 +73,10 @@ impl Default for VisionConfig {
     }
 }
 
+/// Chosen: more than any tower has, and few enough that no count of elements overflows.
+const MOST_WIDTH: usize = 1 << 14;
+const MOST_PATCH: usize = 1 << 8;
+
 /// Epsilon of norms. Taken: transformers has it in the code.
 const EPSILON: f32 = 1e-6;
 
@@ -99,19 +103,17 @@ impl VisionConfig {
     /// Checks that all of it is supported, beside a language model of this width.
     pub fn check(&self, width: usize) -> std::result::Result<(), Unsupported> {
         let Self { hidden_size, num_heads, out_hidden_size, hidden_act, window_size, .. } = self;
+        self.check_sizes()?;
         let is_even = *num_heads > 0 && hidden_size.is_multiple_of(4 * num_heads);
         let heads = format!(
             "hidden_size {hidden_size} of the vision tower is not a multiple of 4 for each of {num_heads} heads"
         );
-        Unsupported::unless(is_even && *hidden_size > 0, heads)?;
+        Unsupported::unless(is_even, heads)?;
         let channels =
             format!("in_channels of the vision tower is {}, expected 3", self.in_channels);
         Unsupported::unless(self.in_channels == 3, channels)?;
         let activation = format!("hidden_act of the vision tower is {hidden_act}, expected silu");
         Unsupported::unless(hidden_act == "silu", activation)?;
-        let sizes = [self.patch_size, self.spatial_merge_size, self.temporal_patch_size];
-        let problem = format!("sizes of patches of the vision tower are {sizes:?}");
-        Unsupported::unless(sizes.iter().all(|size| *size > 0), problem)?;
         let problem = format!("window_size {window_size} is less than a merged patch");
         Unsupported::unless(self.window() > 0, problem)?;
         let theta = self.rope_parameters.rope_theta;
@@ -121,6 +123,24 @@ impl VisionConfig {
             "out_hidden_size of the vision tower is {out_hidden_size}, the language model's {width}"
         );
         Unsupported::unless(*out_hidden_size == width, problem)
+    }
+
+    /// Checks that sizes are such that numbers of elements can be computed.
+    fn check_sizes(&self) -> std::result::Result<(), Unsupported> {
+        for (key, size, most) in [
+            ("depth", self.depth, MOST_WIDTH),
+            ("hidden_size", self.hidden_size, MOST_WIDTH),
+            ("intermediate_size", self.intermediate_size, MOST_WIDTH),
+            ("num_heads", self.num_heads, MOST_WIDTH),
+            ("out_hidden_size", self.out_hidden_size, MOST_WIDTH),
+            ("patch_size", self.patch_size, MOST_PATCH),
+            ("spatial_merge_size", self.spatial_merge_size, MOST_PATCH),
+            ("temporal_patch_size", self.temporal_patch_size, MOST_PATCH),
+        ] {
+            let problem = format!("{key} of the vision tower is {size}, expected 1 to {most}");
+            Unsupported::unless((1..=most).contains(&size), problem)?;
+        }
+        Ok(())
     }
 
     /// Merged patches along the side of a window.
@@ -493,11 +513,8 @@ mod tests {
                 "hidden_size 1280 of the vision tower is not a multiple of 4 for each of 7 heads",
             ),
             (|c| c.window_size = 27, "window_size 27 is less than a merged patch"),
-            (|c| c.patch_size = 0, "sizes of patches of the vision tower are [0, 2, 2]"),
-            (
-                |c| c.num_heads = 0,
-                "hidden_size 1280 of the vision tower is not a multiple of 4 for each of 0 heads",
-            ),
+            (|c| c.patch_size = 0, "patch_size of the vision tower is 0, expected 1 to 256"),
+            (|c| c.num_heads = 0, "num_heads of the vision tower is 0, expected 1 to 16384"),
             (|c| c.in_channels = 4, "in_channels of the vision tower is 4, expected 3"),
         ] {
             assert_eq!(refused(change), problem);
