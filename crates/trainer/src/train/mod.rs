@@ -25,7 +25,7 @@ mod preparation;
 pub(crate) mod run;
 mod step;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use compute::CancelToken;
 

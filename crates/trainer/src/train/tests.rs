@@ -469,7 +469,7 @@ fn what_a_lower_level_gives_back_is_measured() {
 /// The software driver of a GPU, for one test at a time: all tests of a process share it, also when one of
 /// them makes it fail. None where there is no such driver.
 #[allow(clippy::print_stderr)] // Says why nothing is tested.
-pub(super) fn software_gpu() -> Option<MutexGuard<'static, ()>> {
+pub(crate) fn software_gpu() -> Option<MutexGuard<'static, ()>> {
     static IN_USE: Mutex<()> = Mutex::new(());
     if !adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
         eprintln!("no software driver for Vulkan here");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
+use compute::gpu::GpuChoice;
 use compute::{DeviceKind, Quantisation};
 use serde::Deserialize;
 use weights::load::{LoadOptions, LoadRequest, load, load_f32};
@@ -16,6 +17,7 @@ use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::qwen25vl::Qwen25VlConfig;
 use crate::model::host::relative_error;
 use crate::pixels::Pixels;
+use crate::train::tests::software_gpu;
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen25vl_vision")
@@ -296,6 +298,27 @@ fn prompts_with_images_take_as_much_memory_as_planned() {
                 }
             }
         }
+    }
+}
+
+/// In as much memory as planned.
+#[test]
+fn a_gpu_encodes_prompts_with_images_as_the_reference() {
+    let Some(_in_use) = software_gpu() else { return };
+    let reference = Reference::open("flat");
+    // The fourth prompt of the reference, which has two images.
+    let encoder = reference.encoder("plus", 64);
+    let prompt = reference.prompt("the harbour in the evening", &["wide", "tall"]);
+    let images: Vec<_> = prompt.images.iter().map(|image| image.size).collect();
+    for loading in LOADINGS {
+        let device = Device::meta(DeviceKind::gpu(GpuChoice::Software), usize::MAX / 2);
+        let longest = PromptTexts::Longest { n: 1, images: &images };
+        encode_on(&device, &encoder, plain(loading), longest).unwrap();
+        let device = Device::gpu(GpuChoice::Software, device.usage().extent).unwrap();
+        let prompts = PromptTexts::Given(std::slice::from_ref(&prompt));
+        let found = encode_on(&device, &encoder, plain(loading), prompts).unwrap();
+        let difference = relative_error(&reference.floats("out.3"), &found[0].tokens);
+        assert!(difference < 2e-5, "{difference}");
     }
 }
 
