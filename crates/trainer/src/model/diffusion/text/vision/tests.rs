@@ -301,6 +301,34 @@ fn prompts_with_images_take_as_much_memory_as_planned() {
     }
 }
 
+/// Others do not take more than those that a plan is made for, whatever holes they leave in memory.
+#[test]
+fn smaller_prompts_fit_into_what_is_planned_for_the_largest() {
+    let reference = Reference::open("flat");
+    let encoder = reference.encoder("plus", 40);
+    let long = "fox ".repeat(90);
+    let kinds: [(&str, &[&str]); 6] = [
+        ("fox", &["wide"]),
+        (&long, &["scaled_down", "tall", "wide"]),
+        ("a fox in the evening", &["scaled_down", "tall"]),
+        ("the old harbour", &[]),
+        (&long, &["square"]),
+        ("the harbour", &["even", "wide", "scaled_up"]),
+    ];
+    let kinds = kinds.map(|(text, images)| reference.prompt(text, images));
+    let images: Vec<_> = kinds[1].images.iter().map(|image| image.size).collect();
+    for n in [6, TEXT_BATCH + 5] {
+        let prompts: Vec<Prompt> = kinds.iter().cycle().take(n).cloned().collect();
+        for loading in LOADINGS {
+            let device = Device::meta(DeviceKind::cpu(2), usize::MAX / 2);
+            let longest = PromptTexts::Longest { n, images: &images };
+            encode_on(&device, &encoder, plain(loading), longest).unwrap();
+            let device = Device::cpu(2, device.usage().extent).unwrap();
+            encode_on(&device, &encoder, plain(loading), PromptTexts::Given(&prompts)).unwrap();
+        }
+    }
+}
+
 /// In as much memory as planned.
 #[test]
 fn a_gpu_encodes_prompts_with_images_as_the_reference() {
