@@ -1,8 +1,9 @@
 //! Sample images, small enough to be embedded in the page. Each links to its file.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Cursor;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageFormat};
@@ -23,6 +24,8 @@ const SHOWN: usize = 200;
 pub struct Gallery {
     /// By step.
     pub shown: Vec<GalleryImage>,
+    /// The reference images of those, as `data:` addresses.
+    pub references: BTreeMap<PathBuf, String>,
     /// Images that were left out for their number.
     pub n_left_out: usize,
     /// What could not be shown, and why.
@@ -49,15 +52,26 @@ pub fn gallery(run_folder: &Path, samples: &[SampleImage]) -> Gallery {
             Err(why) => gallery.problems.push(format!("{} {why}", sample.path.display())),
         }
     }
+    let shown = gallery.shown.iter();
+    let references: BTreeSet<&PathBuf> = shown.flat_map(|image| &image.sample.references).collect();
+    for path in references {
+        match data(run_folder, path) {
+            Ok(data) => _ = gallery.references.insert(path.clone(), data),
+            Err(why) => gallery.problems.push(format!("{} {why}", path.display())),
+        }
+    }
     gallery
 }
 
-/// Whole steps at even distances, the last one always.
+/// Whole steps at even distances, the last one always, and the first one of an editing model.
 fn chosen(samples: &[SampleImage]) -> Vec<&SampleImage> {
     let steps: Vec<_> = samples.chunk_by(|a, b| a.step == b.step).collect();
     let every = samples.len().div_ceil(SHOWN).max(1);
     let counted = steps.iter().rev().step_by(every);
-    let mut chosen: Vec<_> = counted.flat_map(|step| step.iter()).collect();
+    let is_edit = |step: &[SampleImage]| step.iter().any(|sample| !sample.references.is_empty());
+    let is_counted = steps.len() % every == 1 % every;
+    let first = steps.first().filter(|step| !is_counted && is_edit(step));
+    let mut chosen: Vec<_> = counted.chain(first).flat_map(|step| step.iter()).collect();
     chosen.sort_by_key(|sample| sample.step);
     chosen
 }
@@ -102,13 +116,21 @@ mod tests {
             seed: n,
             references: Vec::new(),
         };
-        let samples: Vec<_> =
+        let mut samples: Vec<_> =
             (0..=150).flat_map(|step| (0..4).map(move |n| sample(step, n))).collect();
-        let chosen = chosen(&samples);
-        assert!(chosen.len() <= SHOWN, "{}", chosen.len());
-        assert_eq!(chosen.len() % 4, 0);
-        assert_eq!(chosen.last().unwrap().step, 150);
-        assert!(chosen.is_sorted_by_key(|sample| (sample.step, sample.seed)));
+        let ends = |chosen: &[&SampleImage]| [0, chosen.len() - 1].map(|at| chosen[at].step);
+        let without = chosen(&samples);
+        assert!(without.len() <= SHOWN, "{}", without.len());
+        assert_eq!(without.len() % 4, 0);
+        assert!(without.is_sorted_by_key(|sample| (sample.step, sample.seed)));
+        assert_eq!(ends(&without), [2, 150]);
+        let n_without = without.len();
+        // An edit is compared with the image before training.
+        for sample in &mut samples {
+            sample.references = vec!["reference.png".into()];
+        }
+        let with = chosen(&samples);
+        assert_eq!((with.len(), ends(&with)), (n_without + 4, [0, 150]));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 pub(crate) mod bars;
 pub(crate) mod document;
+mod edits;
 pub mod format;
 mod gallery;
 pub(crate) mod live;

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bars::{MemoryBar, bars, shows_limit};
 use super::document::document;
+use super::edits::{edit_rows, step_name};
 use super::format::{bytes, count, date, duration, escaped, link, number, plural, unit};
 use super::gallery::{Gallery, GalleryImage};
 use super::live::EVERY_SECS;
@@ -362,8 +363,15 @@ fn decisions(paced: &[(u64, String)]) -> String {
 }
 
 fn images(gallery: &Gallery) -> String {
+    if gallery.shown.is_empty() {
+        return String::new();
+    }
+    let edits = edit_rows(gallery);
     let mut steps: BTreeMap<u64, String> = BTreeMap::new();
     for GalleryImage { sample, data } in &gallery.shown {
+        if edits.iter().any(|row| row.shows(sample)) {
+            continue;
+        }
         let (prompt, path) = (escaped(&sample.prompt), link(&sample.path));
         _ = write!(
             steps.entry(sample.step).or_default(),
@@ -373,12 +381,10 @@ fn images(gallery: &Gallery) -> String {
             sample.seed
         );
     }
-    if steps.is_empty() {
-        return String::new();
-    }
     let mut out = String::from("<h2>Images</h2>\n");
+    out.extend(edits.iter().map(|row| row.html(gallery)));
     for (step, figures) in steps {
-        let heading = if step == 0 { "before training".into() } else { format!("step {step}") };
+        let heading = step_name(step);
         _ = writeln!(out, "<h3>{heading}</h3><div class=\"gallery\">{figures}</div>");
     }
     if gallery.n_left_out > 0 {
@@ -415,8 +421,7 @@ fn texts(history: &History) -> String {
         if number > 0 && number <= left_out {
             continue;
         }
-        let heading = if step == 0 { "before training".into() } else { format!("step {step}") };
-        _ = writeln!(out, "<h3>{heading}</h3>{written}");
+        _ = writeln!(out, "<h3>{}</h3>{written}", step_name(step));
     }
     if left_out > 0 {
         _ = writeln!(

@@ -105,6 +105,71 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
     }
 }
 
+/// The recorded run as one of an editing model: its first prompt has a reference, its second one two.
+fn editing_run(reference: &str) -> tempfile::TempDir {
+    let folder = run_with(|events| {
+        let with_references = |line: &str| {
+            let names = match line {
+                _ if !line.contains("\"sample\"") => return line.to_string(),
+                _ if line.contains("-1.png") => format!("[\"{reference}\"]"),
+                _ => "[\"samples/reference-2-1.png\", \"samples/reference-2-2.png\"]".into(),
+            };
+            format!("{}, \"references\": {names}}}", line.strip_suffix('}').unwrap())
+        };
+        events.split('\n').map(with_references).collect::<Vec<_>>().join("\n")
+    });
+    let samples = folder.path().join("samples");
+    for name in ["reference-1-1.png", "reference-2-1.png", "reference-2-2.png"] {
+        fs::copy(samples.join("step-000000-1.png"), samples.join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn edits_are_rows_from_the_reference_to_the_latest_image() {
+    let folder = editing_run("samples/reference-1-1.png");
+    let page = page_of(folder.path());
+    let images = &page[page.find("<h2>Images</h2>").unwrap()..page.find("<h2>Files</h2>").unwrap()];
+    // Each link and each heading in their order.
+    let shown: Vec<&str> = images
+        .split('<')
+        .filter_map(|tag| tag.strip_prefix("a href=\"").or(tag.strip_prefix("h3>")))
+        .map(|rest| rest.trim_end_matches("\">"))
+        .collect();
+    let expected = [
+        "a photo of sks fox in the snow",
+        "samples/reference-1-1.png",
+        "samples/step-000000-1.png",
+        "samples/step-000120-1.png",
+        "a &lt;script&gt;alert(&quot;fox&quot;)&lt;/script&gt; &amp; &#39;sks&#39; fox, watercolour",
+        "samples/reference-2-1.png",
+        "samples/reference-2-2.png",
+        "samples/step-000000-2.png",
+        "samples/step-000120-2.png",
+        "step 40",
+        "samples/step-000040-1.png",
+        "samples/step-000040-2.png",
+        "step 80",
+        "samples/step-000080-1.png",
+        "samples/step-000080-2.png",
+    ];
+    assert_eq!(shown, expected);
+    for (caption, n) in [("reference", 3), ("before training", 2), ("step 120", 2)] {
+        let figures = images.matches(&format!("<figcaption>{caption}</figcaption>")).count();
+        assert_eq!(figures, n, "{caption}");
+    }
+    assert_eq!(images.matches("src=\"data:image/png;base64,").count(), 11);
+}
+
+#[test]
+fn references_outside_the_run_are_not_embedded() {
+    let folder = editing_run("../secret.png");
+    let page = page_of(folder.path());
+    assert!(page.contains("<li>../secret.png is outside the run&#39;s folder</li>"), "{page}");
+    assert!(!page.contains("href=\"../secret.png"));
+    assert_eq!(page.matches("<figcaption>reference</figcaption>").count(), 2);
+}
+
 #[test]
 fn the_report_of_a_running_run_refreshes() {
     let folder = run_with(|events| {
