@@ -9,11 +9,9 @@ use weights::load::load_f32;
 use weights::{FileDtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
-use crate::model::diffusion::denoiser::Architecture;
-use crate::model::diffusion::sd3::{Sd3Config, init};
-use crate::model::diffusion::{Pipeline, TRANSFORMER};
+use crate::model::diffusion::{Pipeline, TRANSFORMER, init};
+use crate::model::files;
 use crate::model::files::ShardedOutput;
-use crate::model::{config, files};
 
 /// How diffusers names files of weights.
 const STEM: &str = "diffusion_pytorch_model";
@@ -75,8 +73,7 @@ fn write_transformer(
 
 /// Writes the model of a folder with randomly initialised weights.
 pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
-    let settings = base.join(TRANSFORMER).join("config.json");
-    let config: Sd3Config = config::read_checked(&settings, Sd3Config::check)?;
+    let config = init::config_of(base)?;
     copy_rest(base, out)?;
     init::write_random_init(
         &config,

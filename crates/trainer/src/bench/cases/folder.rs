@@ -2,7 +2,7 @@
 //! random weights, with the text encoders, tokenizers and scheduler of another folder. diffusers loads it like
 //! any other.
 //!
-//! The weights of `sd3::init` would not do: their blocks are zero-initialised, and an adapter on such a block
+//! The weights of `diffusion::init` would not do: their blocks are zero-initialised, and an adapter on such a block
 //! gets no gradient.
 
 use std::collections::BTreeMap;

@@ -15,6 +15,7 @@ pub mod editing;
 pub mod family;
 pub mod flux;
 pub mod guidance;
+pub(crate) mod init;
 mod joint;
 pub mod part;
 pub mod paths;

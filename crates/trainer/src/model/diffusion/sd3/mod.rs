@@ -4,8 +4,8 @@
 //! `SD3Transformer2DModel` computes it.
 
 mod forward;
-pub mod init;
 mod names;
+pub(super) mod positions;
 mod published;
 
 use std::path::Path;
