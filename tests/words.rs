@@ -73,6 +73,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
     ("crates/trainer/src/model/encoder/qwen25vl/", "processor", "transformers' image processor"),
     ("crates/trainer/src/model/diffusion/text/", "processor", "transformers' image processor"),
+    ("crates/trainer/src/export/model.rs", "processor", "transformers' image processor"),
     ("crates/trainer/src/pixels.rs", "processor", "transformers' image processor"),
     ("tests/golden/qwen25vl_vision/", "processor", "transformers' image processor"),
     (

@@ -84,7 +84,8 @@ pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
 }
 
 /// The other folders of a model.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 9] = [
+    "processor",
     "scheduler",
     "tokenizer",
     "tokenizer_2",
