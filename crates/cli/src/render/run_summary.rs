@@ -1,14 +1,15 @@
 //! The last lines of a run: how it went, where everything is, and the command that uses what was trained.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use machine::Bytes;
 use trainer::config::training_data::TrainingData;
 use trainer::config::{RawConfig, RunConfig};
 use trainer::event::figures::RunFigures;
-use trainer::event::history::{ExportRecord, History};
+use trainer::event::history::{ExportRecord, History, SampleImage};
 use trainer::event::{BestCheckpoint, EndReason, EnergyUsed, RunEnd};
 use trainer::export::sample_command::{SampleCommand, sample_options};
+use trainer::model::diffusion::editing::REFERENCE_RESOLUTION;
 use trainer::report::format::number;
 
 use crate::render::progress::duration;
@@ -49,7 +50,8 @@ pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[Stri
         }
     }
     let used = config.with_precision_of(&as_run(folder, config));
-    match sample_command(&used, &history.exports, options) {
+    let options = [references(&used, &history.samples), options.to_vec()].concat();
+    match sample_command(&used, &history.exports, &options) {
         // On one line however long it is: it is there to be copied.
         Some(command) if end.reason.is_done() => {
             format!("{}{DIM}try it with{DIM:#}\n  {command}\n", page.finish())
@@ -144,6 +146,20 @@ fn sample_command(
     Some(command.line())
 }
 
+/// Flags for the references of the run's first sample image, if it has any. The copies in its folder are used.
+fn references(config: &RunConfig, samples: &[SampleImage]) -> Vec<String> {
+    let (Some(sample), TrainingData::Images { data, .. }) = (samples.first(), &config.data) else {
+        return Vec::new();
+    };
+    let path = |path: &PathBuf| from_here(&config.output.folder.join(path));
+    let paths = sample.references.iter().map(path);
+    let mut flags: Vec<String> = paths.flat_map(|path| ["--reference".into(), path]).collect();
+    if !flags.is_empty() && data.reference_resolution != REFERENCE_RESOLUTION as usize {
+        flags.extend(["--reference-resolution".into(), data.reference_resolution.to_string()]);
+    }
+    flags
+}
+
 /// The job's first prompt, else a usual one.
 fn prompt(data: &TrainingData) -> &str {
     match data {
@@ -159,6 +175,30 @@ fn prompt(data: &TrainingData) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_edit_is_tried_with_the_references_of_its_sample() {
+        let flags_of = |resolution: &str, references: &[&str]| {
+            let job = format!(
+                "[base]\npath = '/kontext'\n[data]\nimages = '/d'\n{resolution}[output]\nfolder = '/out'\n"
+            );
+            let raw = RawConfig::from_text(&job, Path::new("/job.toml")).unwrap();
+            let sample = SampleImage {
+                step: 0,
+                path: "samples/a.png".into(),
+                prompt: String::new(),
+                seed: 1,
+                references: references.iter().map(PathBuf::from).collect(),
+            };
+            super::references(&raw.resolve().unwrap(), &[sample]).join(" ")
+        };
+        assert_eq!(flags_of("reference_resolution = 512\n", &[]), "");
+        assert_eq!(flags_of("", &["samples/r.png"]), "--reference /out/samples/r.png");
+        assert_eq!(
+            flags_of("reference_resolution = 512\n", &["r.png", "s.png"]),
+            "--reference /out/r.png --reference /out/s.png --reference-resolution 512"
+        );
+    }
 
     fn check(job: &str, exports: &[(&str, &str)], expected: Option<&str>) {
         let job = job.replace("DATA", "[data]\nimages = '/d'\nresolution = 512\n");
