@@ -63,7 +63,9 @@ impl ReferenceHasher<'_> {
 }
 
 fn field_size(hasher: &mut Hasher, size: Bucket) {
-    [size.width, size.height].iter().for_each(|side| field(hasher, &(*side as u64).to_le_bytes()));
+    for side in [size.width, size.height] {
+        field(hasher, &(side as u64).to_le_bytes());
+    }
 }
 
 impl CachedReference {

@@ -205,7 +205,7 @@ impl<'a> SampleJob<'a> {
             plan_encoding(&pipeline.encoders, request.precision, n_texts, &seen, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         if !references.is_empty() {
-            let (_, peak_bytes) = first_fitting(kind, limit, vec![()], |device, ()| {
+            let ((), peak_bytes) = first_fitting(kind, limit, vec![()], |device, ()| {
                 encode_references(pipeline, device, references, &|_| true).map(drop)
             })?;
             phases.push(StageMemory { name: REFERENCES, peak_bytes });

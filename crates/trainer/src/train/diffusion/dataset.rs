@@ -136,9 +136,11 @@ fn to_encode(found: &SampleCounts, views: usize) -> SizeCounts<Bucket> {
 /// Captions; where the text encoder sees images, those of mirror images and, with caption dropout, empty ones are
 /// prompts of their own.
 fn n_texts(found: &SampleCounts, data: &DataConfig) -> usize {
-    let of_sample = |size: &SampleSize| match size.encoder_images().is_empty() {
-        true => 1,
-        false => views(data) * (1 + usize::from(data.caption_dropout > 0.0)),
+    let of_sample = |size: &SampleSize| {
+        if size.encoder_images().is_empty() {
+            return 1;
+        }
+        views(data) * (1 + usize::from(data.caption_dropout > 0.0))
     };
     found.iter().map(|(size, n)| n * of_sample(size)).sum()
 }
