@@ -24,6 +24,8 @@ mod program;
 mod quantised;
 mod qwen_image;
 mod recipes;
+#[cfg(unix)]
+mod teach_edit;
 mod tidy;
 #[cfg(unix)]
 mod train;
