@@ -79,6 +79,28 @@ fn a_model_card_is_written_into_the_run_folder() {
     assert!(path.ends_with("README.md") && fs::read_to_string(path).unwrap().starts_with("---\n"));
 }
 
+#[test]
+fn cards_of_editing_models_begin_with_an_image() {
+    let kontext = ["base.path=models/FLUX.1-Kontext-dev"];
+    let class =
+        "from diffusers import FluxKontextPipeline\nfrom diffusers.utils import load_image\n";
+    says(
+        &render(&facts(&kontext)),
+        &[class, "    image=load_image(\"reference.png\"), width=", " --reference reference.png\n"],
+    );
+    let mut facts = facts(&["base.path=models/Qwen-Image-Edit-2509"]);
+    facts.samples.last_mut().unwrap().references =
+        ["samples/a.png", "samples/b.png"].map(Into::into).into();
+    says(
+        &render(&facts),
+        &[
+            "QwenImageEditPlusPipeline.from_pretrained(",
+            "image=[load_image(\"samples/a.png\"), load_image(\"samples/b.png\")], ",
+            " --reference samples/a.png --reference samples/b.png\n",
+        ],
+    );
+}
+
 /// The base's own licence on the hub and in words, and calls of diffusers that give what hearth gives.
 #[test]
 fn cards_of_flux_state_its_licence_and_its_guidance() {

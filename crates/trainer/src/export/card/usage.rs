@@ -93,8 +93,11 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String
             ),
             None => (class.to_owned(), String::new()),
         };
+    let references = references(facts);
+    let utils = if references.is_empty() { "" } else { "from diffusers.utils import load_image\n" };
+    let arguments = [image_arguments(&references), call_arguments(image_usage)].concat();
     format!(
-        "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n\n\
+        "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n{utils}\n\
          device = \"cuda\" if torch.cuda.is_available() else \"cpu\"\n\
          {transformer}\
          pipeline = {class}.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
@@ -104,8 +107,32 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String
         python(&folder),
         python(&name),
         python(facts.prompt()),
-        call_arguments(image_usage).join(", ")
+        arguments.join(", ")
     )
+}
+
+/// The reference images of an editing model: those of a sample of the run, else a name.
+fn references(facts: &ModelCard) -> Vec<String> {
+    if facts.usage.as_ref().is_none_or(|usage| usage.family.editing.is_none()) {
+        return Vec::new();
+    }
+    // Of the sample whose prompt is used.
+    let of_sample = facts.samples.last().map(|sample| &sample.references[..]).unwrap_or_default();
+    match of_sample {
+        [] => vec!["reference.png".into()],
+        paths => paths.iter().map(|path| path.display().to_string()).collect(),
+    }
+}
+
+/// The argument of the pipeline's call for references: an image, or a list where there are several.
+fn image_arguments(references: &[String]) -> Vec<String> {
+    let images: Vec<_> =
+        references.iter().map(|path| format!("load_image({})", python(path))).collect();
+    match &images[..] {
+        [] => Vec::new(),
+        [image] => vec![format!("image={image}")],
+        images => vec![format!("image=[{}]", images.join(", "))],
+    }
 }
 
 /// The arguments of `from_pretrained`.
@@ -197,12 +224,14 @@ fn hearth(facts: &ModelCard, file: &Path) -> String {
     // hearth reads folders, and the hub's tools name them so.
     let base = base.rsplit('/').next().unwrap_or(&base);
     let parts = facts.usage.as_ref().map_or(&[][..], |image_usage| &image_usage.parts);
+    let references = references(facts).into_iter().flat_map(|path| ["--reference".into(), path]);
+    let options: Vec<String> = references.chain(facts.sample_options.iter().cloned()).collect();
     let command = SampleCommand {
         base,
         parts,
         adapter: Some(&adapter),
         prompt: facts.prompt(),
-        options: &facts.sample_options,
+        options: &options,
     };
     let parts = parts.iter().fold(String::new(), |line, word| line + " " + &shell(word));
     format!(

@@ -109,6 +109,7 @@ const SCHNELL: DiffusionFamily = DiffusionFamily {
 /// FLUX.1 Kontext: edits an image. It differs from dev in its weights alone.
 const KONTEXT: DiffusionFamily = DiffusionFamily {
     title: "a FLUX.1 Kontext",
+    pipelines: &[KONTEXT_PIPELINE],
     editing: Some(Editing {
         max_references: 1,
         sizing: ReferenceSizing::Nearest(&KONTEXT_SIZES),

@@ -79,6 +79,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
 /// Qwen-Image-Edit of August 2025: edits one image, which its text encoder sees too.
 const EDIT: DiffusionFamily = DiffusionFamily {
     title: "a Qwen-Image-Edit",
+    pipelines: &[EDIT_PIPELINE],
     encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_TEMPLATE, ..ENCODER }],
     editing: Some(Editing {
         max_references: 1,
@@ -92,6 +93,7 @@ const EDIT: DiffusionFamily = DiffusionFamily {
 /// Qwen-Image-Edit-2509 and -2511: from up to three images, of which the text encoder sees small ones.
 const EDIT_PLUS: DiffusionFamily = DiffusionFamily {
     title: "a Qwen-Image-Edit-Plus",
+    pipelines: &[EDIT_PLUS_PIPELINE],
     encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_PLUS_TEMPLATE, ..ENCODER }],
     editing: Some(Editing {
         max_references: 3,
