@@ -103,6 +103,18 @@ impl CudaMemory {
         is_all_host(&self.state().pieces, from..from + bytes)
     }
 
+    /// A stretch of addresses, cut where pieces of host memory begin and end: the driver sets and copies bytes within
+    /// one of them, but not across two.
+    pub fn cut(&self, address: u64, bytes: usize) -> Vec<(u64, usize)> {
+        let is_own = address.checked_sub(self.start).is_some_and(|at| at < self.bytes as u64);
+        if !is_own || !self.is_shared() {
+            return vec![(address, bytes)];
+        }
+        let from = (address - self.start) as usize;
+        let cut = cut(&self.state().pieces, from..from + bytes);
+        cut.into_iter().map(|part| (self.start + part.start as u64, part.len())).collect()
+    }
+
     pub fn start(&self) -> u64 {
         self.start
     }
@@ -194,6 +206,24 @@ impl PieceState {
     }
 }
 
+/// A stretch, cut where pieces of host memory begin and end.
+fn cut(pieces: &[ArenaPiece], whole: Range<usize>) -> Vec<Range<usize>> {
+    let (mut parts, mut start, mut end) = (Vec::new(), whole.start, 0);
+    for piece in pieces {
+        let first = end;
+        end += piece.bytes;
+        let borders = if piece.host.is_some() { [first, end] } else { [0, 0] };
+        for border in borders {
+            if border > start && border < whole.end {
+                parts.push(start..border);
+                start = border;
+            }
+        }
+    }
+    parts.push(start..whole.end);
+    parts
+}
+
 /// Whether pieces reach over all of a stretch, and are host memory there.
 fn is_all_host(pieces: &[ArenaPiece], wanted: Range<usize>) -> bool {
     let mut end = 0;
@@ -211,6 +241,18 @@ fn is_all_host(pieces: &[ArenaPiece], wanted: Range<usize>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stretch_is_cut_at_the_ends_of_host_memory() {
+        let host = HostPieces { location: PieceLocation::HostNuma(0), is_resident: false };
+        let pieces =
+            [None, None, Some(host), Some(host), None].map(|host| ArenaPiece { bytes: 10, host });
+        assert_eq!(cut(&pieces, 3..18), [3..18]);
+        assert_eq!(cut(&pieces, 3..50), [3..20, 20..30, 30..40, 40..50]);
+        assert_eq!(cut(&pieces, 20..30), [20..30]);
+        assert_eq!(cut(&pieces, 25..31), [25..30, 30..31]);
+        assert_eq!(cut(&pieces, 41..60), [41..60]);
+    }
 
     #[test]
     fn a_stretch_is_written_in_place_only_where_every_piece_is_host_memory() {

@@ -182,8 +182,11 @@ impl CudaBackend {
 
     /// Copies from the host to a tensor.
     pub fn write(&self, to: u64, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.note(self.driver.write(to, bytes));
+        let mut rest = bytes;
+        for (to, n) in self.memory.cut(to, bytes.len()).into_iter().filter(|(_, n)| *n > 0) {
+            let (part, after) = rest.split_at(n);
+            self.note(self.driver.write(to, part));
+            rest = after;
         }
     }
 
@@ -321,21 +324,27 @@ impl CudaBackend {
 
     /// Copies a tensor to the host, when all work before is done.
     pub fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
-        if !bytes.is_empty() {
-            self.note(self.driver.read(from, bytes));
+        let mut rest = bytes;
+        for (from, n) in self.memory.cut(from, rest.len()).into_iter().filter(|(_, n)| *n > 0) {
+            let (part, after) = rest.split_at_mut(n);
+            self.note(self.driver.read(from, part));
+            rest = after;
         }
         self.check()
     }
 
     pub fn copy(&self, from: u64, to: u64, bytes: usize) {
-        if bytes > 0 {
-            self.note(self.driver.copy(from, to, bytes));
+        for (part, n) in self.memory.cut(from, bytes) {
+            let to = to + (part - from);
+            for (at, n) in self.memory.cut(to, n).into_iter().filter(|(_, n)| *n > 0) {
+                self.note(self.driver.copy(part + (at - to), at, n));
+            }
         }
     }
 
     pub fn fill_bytes(&self, to: u64, byte: u8, bytes: usize) {
-        if bytes > 0 {
-            self.note(self.driver.fill(to, byte, bytes));
+        for (to, n) in self.memory.cut(to, bytes).into_iter().filter(|(_, n)| *n > 0) {
+            self.note(self.driver.fill(to, byte, n));
         }
     }
 
