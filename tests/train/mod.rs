@@ -161,7 +161,7 @@ fn signal(child: &Child, names: &[&str]) {
 }
 
 /// The events of a run's folder.
-fn events(folder: &Path) -> Vec<Event> {
+pub fn events(folder: &Path) -> Vec<Event> {
     parsed(&fs::read_to_string(folder.join("events.jsonl")).unwrap())
 }
 
@@ -203,7 +203,7 @@ fn losses(events: &[Event]) -> Vec<f64> {
 
 /// No step took more than was planned for steps, and nothing more than was planned at all. Returns
 /// what the largest step took, and what was planned for it.
-fn check_memory(events: &[Event]) -> [usize; 2] {
+pub fn check_memory(events: &[Event]) -> [usize; 2] {
     let (mut taken, mut for_steps, mut for_all) = (0, 0, 0);
     for event in events {
         match event {

@@ -1,6 +1,7 @@
 //! An image in memory as 8-bit RGB, and scaling it. On gamma-encoded bytes and not in linear light, as in the programs that
 //! models were pretrained with.
 
+use std::f64::consts::PI;
 use std::ops::Range;
 
 use image::imageops::FilterType;
@@ -17,11 +18,13 @@ pub struct Pixels {
     pub rgb: Vec<u8>,
 }
 
-/// How pixels are interpolated; both with antialiasing.
+/// How pixels are interpolated; all with antialiasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Lanczos of three lobes.
     Lanczos,
+    /// The same to the bits of Pillow, with which pipelines scale reference images.
+    PillowLanczos,
     /// Cubic with a = -0.5 (Catmull-Rom), to the same bits as Pillow, with which the image processors of text encoders
     /// scale.
     Bicubic,
@@ -34,7 +37,8 @@ pub fn scale(pixels: &Pixels, [width, height]: [u32; 2], filter: Filter) -> Pixe
     }
     match filter {
         Filter::Lanczos => lanczos(pixels, [width, height]),
-        Filter::Bicubic => bicubic(pixels, [width, height]),
+        Filter::PillowLanczos => pillow(pixels, [width, height], LANCZOS),
+        Filter::Bicubic => pillow(pixels, [width, height], BICUBIC),
     }
 }
 
@@ -50,20 +54,39 @@ fn lanczos(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     }
 }
 
-/// Columns first, then rows, with values of 8 bits between them: what overshoots is lost there, as in Pillow.
-fn bicubic(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
-    let row_bytes = pixels.width as usize * CHANNELS;
-    let mut rgb = pixels.rgb.clone();
-    if width != pixels.width {
-        let taps: Vec<_> = taps(pixels.width, width).collect();
-        let rows = pixels.rgb.chunks_exact(row_bytes.max(1));
-        rgb = rows.flat_map(|row| taps.iter().flat_map(|tap| tap.of_row(row))).collect();
+/// A kernel, and how far it reaches.
+#[derive(Clone, Copy)]
+struct Kernel {
+    support: f64,
+    weight: fn(f64) -> f64,
+}
+
+const LANCZOS: Kernel = Kernel { support: 3.0, weight: sinc };
+const BICUBIC: Kernel = Kernel { support: 2.0, weight: cubic };
+
+/// Columns first, then rows, with values of 8 bits between them: what overshoots is lost there, as in Pillow. From version
+/// 13 on, Pillow scales rows first where that is less work, which differs by a few levels at sharp edges.
+fn pillow(pixels: &Pixels, [width, height]: [u32; 2], kernel: Kernel) -> Pixels {
+    scale_height(&scale_width(pixels, width, kernel), height, kernel)
+}
+
+fn scale_width(pixels: &Pixels, width: u32, kernel: Kernel) -> Pixels {
+    if width == pixels.width {
+        return pixels.clone();
     }
-    if height != pixels.height {
-        let row_bytes = width as usize * CHANNELS;
-        rgb = taps(pixels.height, height).flat_map(|tap| tap.of_rows(&rgb, row_bytes)).collect();
+    let taps: Vec<_> = taps(pixels.width, width, kernel).collect();
+    let rows = pixels.rgb.chunks_exact((pixels.width as usize * CHANNELS).max(1));
+    let rgb = rows.flat_map(|row| taps.iter().flat_map(|tap| tap.of_row(row))).collect();
+    Pixels { width, height: pixels.height, rgb }
+}
+
+fn scale_height(pixels: &Pixels, height: u32, kernel: Kernel) -> Pixels {
+    if height == pixels.height {
+        return pixels.clone();
     }
-    Pixels { width, height, rgb }
+    let (taps, row_bytes) = (taps(pixels.height, height, kernel), pixels.width as usize * CHANNELS);
+    let rgb = taps.flat_map(|tap| tap.of_rows(&pixels.rgb, row_bytes)).collect();
+    Pixels { width: pixels.width, height, rgb }
 }
 
 /// Red, green and blue.
@@ -73,12 +96,12 @@ const CHANNELS: usize = 3;
 const BITS: u32 = 22;
 
 /// Which of the values along a side make a new one.
-struct BicubicTap {
+struct KernelTap {
     from: Range<usize>,
     weights: Vec<i64>,
 }
 
-impl BicubicTap {
+impl KernelTap {
     /// The pixel that is made of a row's.
     fn of_row(&self, row: &[u8]) -> [u8; CHANNELS] {
         let pixels = &row[self.from.start * CHANNELS..self.from.end * CHANNELS];
@@ -112,20 +135,26 @@ fn rounded(sum: i64) -> u8 {
 
 /// The taps of each new value, when a side becomes longer or shorter. A longer filter when it becomes shorter is the
 /// antialiasing.
-fn taps(from: u32, to: u32) -> impl Iterator<Item = BicubicTap> {
+fn taps(from: u32, to: u32, kernel: Kernel) -> impl Iterator<Item = KernelTap> {
     let ratio = f64::from(from) / f64::from(to);
     let stretch = ratio.max(1.0);
-    let support = 2.0 * stretch;
+    let support = kernel.support * stretch;
     (0..to).map(move |at| {
         let centre = (f64::from(at) + 0.5) * ratio;
         let start = (centre - support + 0.5).max(0.0) as usize;
         let end = ((centre + support + 0.5) as usize).min(from as usize);
-        let weight = |at: usize| cubic((at as f64 - centre + 0.5) / stretch);
+        let weight = |at: usize| (kernel.weight)((at as f64 - centre + 0.5) / stretch);
         let weights: Vec<f64> = (start..end).map(weight).collect();
         let sum: f64 = weights.iter().sum();
         let fixed = |weight: &f64| (weight / sum * f64::from(1 << BITS)).round() as i64;
-        BicubicTap { from: start..end, weights: weights.iter().map(fixed).collect() }
+        KernelTap { from: start..end, weights: weights.iter().map(fixed).collect() }
     })
+}
+
+/// A sinc, windowed by a sinc that is three times as wide.
+fn sinc(x: f64) -> f64 {
+    let sinc = |x: f64| if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) };
+    if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
 }
 
 /// Keys' kernel with a = -0.5.

@@ -56,6 +56,7 @@ use crate::hashes::{HashCache, field};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{EncoderLoading, EncodingOptions, TextEncoders};
+use crate::model::encoder::tokenizer::TemplateImages;
 use crate::progress::{ProgressEvent, ProgressFn};
 use crate::sample::encoding::plan_encoding;
 use crate::sample::reference::fit_references;
@@ -375,6 +376,11 @@ fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> R
         field(&mut hasher, template.prefix.as_bytes());
         field(&mut hasher, template.suffix.as_bytes());
         field(&mut hasher, &(template.n_dropped as u64).to_le_bytes());
+        match template.images {
+            TemplateImages::None => {}
+            TemplateImages::One => field(&mut hasher, b"an image"),
+            TemplateImages::Numbered => field(&mut hasher, b"numbered images"),
+        }
     }
     let base = precision.base.map_or_else(|| "none".into(), |base| base.to_string());
     field(&mut hasher, precision.dtype.to_string().as_bytes());

@@ -88,7 +88,7 @@ pub fn read_reference(path: &Path) -> Result<ReferenceImage, ProblemKind> {
 
 /// The pixels of a reference in a size, not cropped: scaled as the pipelines of the models do it.
 pub fn scaled_reference(path: &Path, size: Bucket) -> Result<Pixels, ProblemKind> {
-    Ok(scale(&decode(path)?, size.sides(), Filter::Lanczos))
+    Ok(scale(&decode(path)?, size.sides(), Filter::PillowLanczos))
 }
 
 /// Mirrored left to right.

@@ -17,7 +17,9 @@ use weights::load::load_f32;
 
 use self::encoding::plan_encoding;
 use self::reference::{ReferenceLatents, encode_references, fit_references, prompt_image};
-use crate::cost::{StageMemory, check_cancelled, first_fitting, nearest_fitting, too_large};
+use crate::cost::{
+    StageMemory, UNLIMITED, check_cancelled, first_fitting, nearest_fitting, too_large,
+};
 use crate::data::{Bucket, ReferenceSize, to_chw};
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
@@ -205,10 +207,9 @@ impl<'a> SampleJob<'a> {
             plan_encoding(&pipeline.encoders, request.precision, n_texts, &seen, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         if !references.is_empty() {
-            let ((), peak_bytes) = first_fitting(kind, limit, vec![()], |device, ()| {
-                encode_references(pipeline, device, references, &|_| true).map(drop)
-            })?;
-            phases.push(StageMemory { name: REFERENCES, peak_bytes });
+            let device = Device::meta(kind, UNLIMITED);
+            encode_references(pipeline, &device, references, &|_| true)?;
+            phases.push(StageMemory { name: REFERENCES, peak_bytes: device.usage().extent });
         }
         let empty = [self.dry_run_prompt()?];
         let pairings = match pipeline.family().guidance.cfg_scale(request.guidance) {

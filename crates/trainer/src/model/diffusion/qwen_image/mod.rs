@@ -21,9 +21,9 @@ use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
-use super::text::templates::QWEN_IMAGE_TEMPLATE;
-use super::text::templates::QWEN_IMAGE_TEMPLATE as QWEN_IMAGE_EDIT_TEMPLATE;
-use super::text::templates::QWEN_IMAGE_TEMPLATE as QWEN_IMAGE_EDIT_PLUS_TEMPLATE;
+use super::text::templates::{
+    QWEN_IMAGE_EDIT_PLUS_TEMPLATE, QWEN_IMAGE_EDIT_TEMPLATE, QWEN_IMAGE_TEMPLATE,
+};
 use super::text::{
     EmbeddingWidths, EncoderKind, PromptLength, QWEN25VL_FILES, TextEmbedding, TextEncoderSpec,
 };
