@@ -214,7 +214,7 @@ fn references_that_a_model_cannot_take_are_refused() {
     let refused = sample(&base, &two);
     assert!(refused.contains("2 reference images, a FLUX.1 Kontext takes at most 1"), "{refused}");
     let refused = sample(&dev, &["--reference", text(&image)]);
-    assert!(refused.contains("1 reference images for a FLUX.1, which takes none"), "{refused}");
+    assert!(refused.contains("1 reference image for a FLUX.1, which takes none"), "{refused}");
     let missing = folder.path().join("none.png");
     let refused = sample(&base, &["--reference", text(&missing)]);
     assert!(refused.contains("none.png cannot be read"), "{refused}");

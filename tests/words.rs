@@ -76,6 +76,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crates/trainer/src/export/model.rs", "processor", "transformers' image processor"),
     ("crates/trainer/src/pixels.rs", "processor", "transformers' image processor"),
     ("tests/golden/qwen25vl_vision/", "processor", "transformers' image processor"),
+    ("tests/editing.rs", "processor", "transformers' image processor"),
     (
         "crates/trainer/src/model/encoder/tokenizer/template.rs",
         "picture",

@@ -1,11 +1,13 @@
 //! A plan as a page: what each phase takes against the limit, what was chosen and why, and what more
 //! memory would buy.
 
+use std::mem::discriminant;
+
 use compute::DeviceKind;
 use machine::budget::{MemoryBound, MemoryLimit};
 use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
-use trainer::event::{RepeatedTime, TimeEstimate};
+use trainer::event::{PlannedPhase, RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::{DeviceBudget, Plan, PlanCandidate, RaisableLimit, Rates};
 
@@ -116,17 +118,29 @@ fn title(planned: &PlanReport) -> String {
     format!("{base}, {weights} parameters, on {}, {engine}", planned.target.machine.title)
 }
 
+/// Sizes of samples that have a row each. Chosen: as many as most folders have; of more, the largest say what is needed.
+const SHOWN_SIZES: usize = 12;
+
 fn phases(planned: &PlanReport, page: &mut TextPage) {
-    let limit = planned.target.limit_bytes;
-    let rows: Vec<[String; 3]> = planned
-        .plan
-        .phases
-        .iter()
-        .map(|phase| {
-            let share = phase.peak_bytes as f64 / limit as f64;
-            [phase.name.to_string(), format!("{:>9}", bytes(phase.peak_bytes)), bar(share)]
-        })
-        .collect();
+    let row = |name: String, peak_bytes: usize| {
+        let share = peak_bytes as f64 / planned.target.limit_bytes as f64;
+        [name, format!("{:>9}", bytes(peak_bytes)), bar(share)]
+    };
+    let mut rows = Vec::new();
+    let kind = |phase: &PlannedPhase| discriminant(&phase.name);
+    for same in planned.plan.phases.chunk_by(|a, b| kind(a) == kind(b)) {
+        let mut peaks: Vec<usize> = same.iter().map(|phase| phase.peak_bytes).collect();
+        peaks.sort_unstable_by(|a, b| b.cmp(a));
+        let least = peaks.get(SHOWN_SIZES).copied().unwrap_or(0);
+        let shown =
+            same.iter().filter(|phase| phase.peak_bytes > least || same.len() <= SHOWN_SIZES);
+        let n_rows = rows.len();
+        rows.extend(shown.map(|phase| row(phase.name.to_string(), phase.peak_bytes)));
+        let n_left = same.len() - (rows.len() - n_rows);
+        if n_left > 0 {
+            rows.push(row(format!("{n_left} other sizes"), least));
+        }
+    }
     page.table(&rows);
 }
 

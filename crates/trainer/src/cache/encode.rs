@@ -82,6 +82,11 @@ impl PendingImage {
         Self { path: path.clone(), stamp: *stamp, bucket: size.vae, fit, wanted }
     }
 
+    /// Whether it is a reference.
+    pub fn is_reference(&self) -> bool {
+        matches!(self.fit, ImageFit::Whole)
+    }
+
     /// Opens and scales it.
     fn pixels(&self) -> std::result::Result<Pixels, ProblemKind> {
         let pixels = match self.fit {

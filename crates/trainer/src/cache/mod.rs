@@ -203,11 +203,12 @@ impl<'a> CacheBuilder<'a> {
         MissingEntries { images: self.images.len(), texts: self.prompts.len() }
     }
 
-    /// How many latents of each size would be encoded.
-    pub fn to_encode(&self) -> SizeCounts<Bucket> {
-        let mut counts = SizeCounts::new();
+    /// How many latents of each size would be encoded: of images, and of their references.
+    pub fn to_encode(&self) -> [SizeCounts<Bucket>; 2] {
+        let mut counts = [SizeCounts::new(), SizeCounts::new()];
         for image in &self.images {
-            *counts.entry(image.bucket).or_default() += image.wanted.len();
+            let of_kind = &mut counts[usize::from(image.is_reference())];
+            *of_kind.entry(image.bucket).or_default() += image.wanted.len();
         }
         counts
     }
@@ -229,7 +230,7 @@ impl<'a> CacheBuilder<'a> {
 
     fn planned(
         &self,
-        counts: &SizeCounts<Bucket>,
+        counts: &[SizeCounts<Bucket>; 2],
         precision: Precision,
         kind: DeviceKind,
         limit: usize,
@@ -263,7 +264,8 @@ impl<'a> CacheBuilder<'a> {
             let sides = RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
             sides.map(|side| {
                 let change = format!("data.resolution = {side}");
-                (change, scaled_counts(&counts, self.data, side))
+                let [images, references] = &counts;
+                (change, [scaled_counts(images, self.data, side), references.clone()])
             })
         };
         let weights = can_quantise.then(|| (QUANTISED.to_owned(), (quantised, self.to_encode())));
@@ -331,17 +333,21 @@ fn older(folder: &Path) -> Vec<Problem> {
     is_older.then(problem).into_iter().collect()
 }
 
-/// The cost of encoding so many images, by a dry run; `None` if there are none.
+/// The cost of encoding so many images and references, by a dry run; `None` if there are none.
 pub(crate) fn plan_images(
     pipeline: &Pipeline,
-    counts: &SizeCounts<Bucket>,
+    [images, references]: &[SizeCounts<Bucket>; 2],
     kind: DeviceKind,
 ) -> Result<Option<Stage>> {
+    let mut counts = images.clone();
+    for (bucket, n) in references {
+        *counts.entry(*bucket).or_default() += n;
+    }
     if counts.is_empty() {
         return Ok(None);
     }
     let device = Device::meta(kind, UNLIMITED);
-    let cost = dry_run_images(pipeline, &device, counts)?;
+    let cost = dry_run_images(pipeline, &device, &counts)?;
     let phase = StageMemory { name: IMAGES_PHASE, peak_bytes: device.usage().extent };
     Ok(Some(Stage { memory: phase, cost }))
 }

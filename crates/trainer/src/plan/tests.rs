@@ -26,6 +26,7 @@ fn dataset() -> DatasetSummary<SampleSize> {
         held_out: counts,
         // Beside a model so small, what the program holds while it encodes would decide.
         to_encode: SizeCounts::new(),
+        references_to_encode: SizeCounts::new(),
         n_texts: 0,
         is_nominal: false,
     }

@@ -33,16 +33,17 @@ pub fn fit_references(
     let family = pipeline.family();
     let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
     let n = paths.len();
+    let images = format!("{n} reference image{}", if n == 1 { "" } else { "s" });
     let Some(editing) = family.editing else {
         if n == 0 {
             return Ok(Vec::new());
         }
-        let problem = format!("{n} reference images for {}, which takes none", family.title);
+        let problem = format!("{images} for {}, which takes none", family.title);
         return wrong(problem, "use an editing model: FLUX.1 Kontext or Qwen-Image-Edit");
     };
     let most = editing.max_references;
     if n > most {
-        let problem = format!("{n} reference images, {} takes at most {most}", family.title);
+        let problem = format!("{images}, {} takes at most {most}", family.title);
         return wrong(problem, "leave some out");
     }
     if n == 0 {

@@ -36,8 +36,10 @@ pub struct DatasetSummary<S> {
     pub train: SizeCounts<S>,
     /// Held-out samples.
     pub held_out: SizeCounts<S>,
-    /// Latents of images that are not in the cache yet, those of references among them.
+    /// Latents of images that are not in the cache yet.
     pub to_encode: SizeCounts<Bucket>,
+    /// The same of reference images.
+    pub references_to_encode: SizeCounts<Bucket>,
     /// Captions and prompts that are not in the cache yet.
     pub n_texts: usize,
     /// Whether there was no dataset to read, so that sizes are assumed.

@@ -88,6 +88,11 @@ fn cards_of_editing_models_begin_with_an_image() {
         &render(&facts(&kontext)),
         &[class, "    image=load_image(\"reference.png\"), width=", " --reference reference.png\n"],
     );
+    let small = ["base.path=models/FLUX.1-Kontext-dev", "sample.size=512"];
+    says(
+        &render(&facts(&small)),
+        &["width=512, height=512, num_inference_steps=28, max_area=262144"],
+    );
     let mut facts = facts(&["base.path=models/Qwen-Image-Edit-2509"]);
     facts.samples.last_mut().unwrap().references =
         ["samples/a.png", "samples/b.png"].map(Into::into).into();

@@ -10,6 +10,7 @@ use super::text::{code, python, shell};
 use crate::config::RunConfig;
 use crate::config::sample::SampleConfig;
 use crate::export::sample_command::SampleCommand;
+use crate::model::diffusion::editing::{REFERENCE_RESOLUTION, ReferenceSizing};
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::diffusion::text::{PromptLength, TextEncoderSettings};
@@ -160,6 +161,14 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
         format!("height={}", size.height),
         format!("num_inference_steps={steps}"),
     ];
+    // Kontext's pipeline scales width and height to an area of its own.
+    let is_scaled = family.editing.is_some_and(|editing| {
+        matches!(editing.sizing, ReferenceSizing::Nearest(_))
+            && size.width * size.height != (REFERENCE_RESOLUTION * REFERENCE_RESOLUTION) as usize
+    });
+    if is_scaled {
+        all.push(format!("max_area={}", size.width * size.height));
+    }
     let negative = match negative_prompt.as_str() {
         "" => family.empty_prompt,
         typed => typed,

@@ -9,7 +9,6 @@ use crate::cache::bucketed::{assign_buckets, n_held_out, reference_size};
 use crate::cache::scaled::{scaled_bucket, scaled_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
 use crate::config::data::{DataConfig, ValidationSplit};
-use crate::config::sample::SampleConfig as SampleSettings;
 use crate::data::{Bucket, SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::task::traits::DatasetSummary;
@@ -24,10 +23,12 @@ impl DatasetSummary<SampleSize> {
     /// Of a folder that was compared with the cache.
     pub fn from_caching(caching: &CacheBuilder<'_>) -> Self {
         let CacheIndex { train, held_out, .. } = caching.index();
+        let [to_encode, references_to_encode] = caching.to_encode();
         Self {
             train: counts(train, |sample| sample.repeats as usize),
             held_out: counts(held_out, |_| 1),
-            to_encode: caching.to_encode(),
+            to_encode,
+            references_to_encode,
             n_texts: caching.missing().texts,
             is_nominal: false,
         }
@@ -57,8 +58,9 @@ impl DatasetSummary<SampleSize> {
         Ok(Self {
             train,
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
-            to_encode: to_encode(&found, views(data)),
-            n_texts: n_texts(&found, data) + n_other_texts(task.sample),
+            to_encode: to_encode(&found, views(data), |size| vec![size.bucket]),
+            references_to_encode: to_encode(&found, views(data), references),
+            n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: false,
         })
     }
@@ -66,7 +68,7 @@ impl DatasetSummary<SampleSize> {
     /// Of a folder that does not exist yet: square images, as many as `data.draw` will draw, else enough to
     /// fill batches.
     pub fn nominal(task: &DiffusionTask<'_>, batch: usize) -> Self {
-        let DiffusionTask { data, sample, .. } = task;
+        let data = task.data;
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
         // One reference of the same shape, for an editing model.
@@ -84,8 +86,9 @@ impl DatasetSummary<SampleSize> {
         Self {
             train: SampleCounts::from([(size, n.saturating_mul(repeats))]),
             held_out: has_validation.then_some((size, 1)).into_iter().collect(),
-            to_encode: to_encode(&found, views(data)),
-            n_texts: n_texts(&found, data) + n_other_texts(sample),
+            to_encode: to_encode(&found, views(data), |size| vec![size.bucket]),
+            references_to_encode: to_encode(&found, views(data), references),
+            n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: true,
         }
     }
@@ -109,6 +112,7 @@ pub(super) fn scaled(
         train: counts(&dataset.train),
         held_out: counts(&dataset.held_out),
         to_encode: scaled_counts(&dataset.to_encode, data, resolution),
+        references_to_encode: dataset.references_to_encode.clone(),
         ..*dataset
     }
 }
@@ -121,16 +125,23 @@ fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> 
     counts
 }
 
-/// Latents of images and of their references, in all their views.
-fn to_encode(found: &SampleCounts, views: usize) -> SizeCounts<Bucket> {
+/// Latents of some images of each sample, in all their views.
+fn to_encode(
+    found: &SampleCounts,
+    views: usize,
+    images: fn(&SampleSize) -> Vec<Bucket>,
+) -> SizeCounts<Bucket> {
     let mut counts = SizeCounts::new();
     for (size, n) in found {
-        let references = size.references().map(|reference| reference.vae);
-        for bucket in std::iter::once(size.bucket).chain(references) {
+        for bucket in images(size) {
             *counts.entry(bucket).or_default() += n * views;
         }
     }
     counts
+}
+
+fn references(size: &SampleSize) -> Vec<Bucket> {
+    size.references().map(|reference| reference.vae).collect()
 }
 
 /// Captions; where the text encoder sees images, those of mirror images and, with caption dropout, empty ones are
@@ -145,9 +156,12 @@ fn n_texts(found: &SampleCounts, data: &DataConfig) -> usize {
     found.iter().map(|(size, n)| n * of_sample(size)).sum()
 }
 
-/// Texts that are encoded beside captions: prompts, the negative prompt, and the empty one.
-fn n_other_texts(sample: &SampleSettings) -> usize {
-    sample.prompts.len() + 2
+/// Texts that are encoded beside captions: prompts, the negative prompt, and the empty one. Where the text encoder sees
+/// images, each prompt has a negative one with the same images.
+fn n_other_texts(task: &DiffusionTask<'_>) -> usize {
+    let n = task.sample.prompts.len();
+    let sees_images = task.pipeline.family().editing.is_some_and(|it| it.encoder.is_some());
+    if sees_images { 2 * n } else { n + 2 }
 }
 
 /// Latents of an image: its own, and those of its mirror image with `data.flip`.

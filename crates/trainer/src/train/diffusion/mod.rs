@@ -170,8 +170,8 @@ impl Task for DiffusionTask<'_> {
         kind: DeviceKind,
         limit: usize,
     ) -> Result<Preparation> {
-        let mut stages: Vec<_> =
-            plan_images(self.pipeline, &dataset.to_encode, kind)?.into_iter().collect();
+        let counts = [dataset.to_encode.clone(), dataset.references_to_encode.clone()];
+        let mut stages: Vec<_> = plan_images(self.pipeline, &counts, kind)?.into_iter().collect();
         if dataset.n_texts == 0 {
             return Ok(Preparation { stages, ..Preparation::default() });
         }

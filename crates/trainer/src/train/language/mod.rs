@@ -120,6 +120,7 @@ impl LanguageTask<'_> {
             train: counts(n_train),
             held_out: if n_held_out > 0 { counts(n_held_out) } else { SizeCounts::new() },
             to_encode: SizeCounts::new(),
+            references_to_encode: SizeCounts::new(),
             n_texts: 0,
             is_nominal: false,
         }

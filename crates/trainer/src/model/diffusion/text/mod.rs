@@ -246,7 +246,9 @@ impl TextEncoders {
             return Err(format!("tokens of width {width}, this model's are {}", widths.tokens));
         }
         let n = tokens.len() / width.max(1);
-        if n == 0 || n > *length {
+        // Images take tokens of the prompt, too; their number follows from the images.
+        let is_text = encoder.spec.template.images == TemplateImages::None;
+        if n == 0 || (is_text && n > *length) {
             return Err(format!("{n} tokens, this model sees 1 to {length}"));
         }
         Ok(self.config.condition(&[(*length, TextEmbedding { tokens, pooled: Vec::new() })]))
