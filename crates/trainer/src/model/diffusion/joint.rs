@@ -4,6 +4,8 @@
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
+use std::ops::Range;
+
 use compute::ops::{Activation, Attention, QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
 use compute::{BlockSwap, Tape, Tensor, Var};
 
@@ -223,27 +225,13 @@ impl JointBlock {
             unreachable!("a block has an image and a prompt")
         };
         let attended = self.attend(tape, &streams, positions, recomputes_queries)?;
-        let mut ends = Vec::with_capacity(N);
-        for (tokens, _) in &streams {
-            ends.push(ends.last().unwrap_or(&0) + tokens.shape().sizes()[1]);
-        }
+        let places = token_ranges(&streams);
         // What comes after the inner layers of all is not recomputed, with the rest of a block.
-        let next = self.context_out.as_ref().filter(|_| self.prompt == PromptUse::Next);
-        let prompt = match next {
-            None => None,
-            Some((out, feed_forward)) => {
-                let own = ends[N - 2]..ends[N - 1];
-                let attended = out.forward(tape, &tape.split_tokens(&attended, own)?)?;
-                let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
-                drop(attended);
-                let inner = feed_forward.inner(tape, &context, context_vectors)?;
-                Some((feed_forward, context, inner))
-            }
-        };
+        let prompt_half =
+            self.prompt_half(tape, &attended, places[N - 1].start, [context, context_vectors])?;
         let mut projected = Vec::with_capacity(N);
-        for (at, end) in ends[..N - 1].iter().enumerate() {
-            let from = if at == 0 { 0 } else { ends[at - 1] };
-            let own = tape.split_tokens(&attended, from..*end)?;
+        for place in &places[..N - 1] {
+            let own = tape.split_tokens(&attended, place.clone())?;
             projected.push(self.image_out.forward(tape, &own)?);
         }
         drop(attended);
@@ -256,11 +244,11 @@ impl JointBlock {
             let inner = self.feed_forward.inner(tape, &y, vectors)?;
             halves.push((y, inner));
         }
-        let context = match prompt {
-            None => (*context).clone(),
-            Some((feed_forward, context, inner)) => {
+        let context = match (&self.context_out, prompt_half) {
+            (Some((_, feed_forward)), Some((context, inner))) => {
                 feed_forward.finish(tape, &context, inner, context_vectors)?
             }
+            _ => (*context).clone(),
         };
         let mut done = Vec::with_capacity(N);
         for ((y, inner), (_, vectors)) in halves.into_iter().zip(images) {
@@ -268,6 +256,24 @@ impl JointBlock {
         }
         done.push(context);
         Ok(done.try_into().unwrap_or_else(|_| unreachable!("as many as there were")))
+    }
+
+    /// The prompt after attention, and the inner layer of its feed-forward; none if nothing takes it.
+    fn prompt_half(
+        &self,
+        tape: &Tape<'_>,
+        attended: &Var,
+        start: usize,
+        [context, vectors]: [&Var; 2],
+    ) -> compute::Result<Option<(Var, Var)>> {
+        let next = self.context_out.as_ref().filter(|_| self.prompt == PromptUse::Next);
+        let Some((out, feed_forward)) = next else { return Ok(None) };
+        let all = attended.shape().sizes()[1];
+        let own = out.forward(tape, &tape.split_tokens(attended, start..all)?)?;
+        let context = tape.gated_add(context, vectors.chunk(2), &own)?;
+        drop(own);
+        let inner = feed_forward.inner(tape, &context, vectors)?;
+        Ok(Some((context, inner)))
     }
 
     /// Adds the second attention to `y`, where the block has one.
@@ -332,6 +338,17 @@ impl JointBlock {
         let key_lengths = positions.lengths.as_ref();
         tape.attention(&q, &k, &v, Attention { key_lengths, ..self.image.attention() })
     }
+}
+
+/// Where each stream's tokens are among those of all.
+fn token_ranges(streams: &[(&Var, &Var)]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |(tokens, _): &(&Var, &Var)| {
+        let start = end;
+        end += tokens.shape().sizes()[1];
+        start..end
+    };
+    streams.iter().map(range).collect()
 }
 
 /// Tokens that share weights and modulation in a block.
