@@ -74,6 +74,14 @@ impl Editing {
         }
     }
 
+    /// Sides of references are multiples of this.
+    pub fn multiple(&self) -> u32 {
+        match self.sizing {
+            ReferenceSizing::Nearest(_) => KONTEXT_MULTIPLE,
+            ReferenceSizing::Area { multiple } => multiple,
+        }
+    }
+
     /// The size in which the text encoder sees it, where it sees images.
     pub fn encoder_size(&self, size: [u32; 2], resolution: u32) -> Option<[u32; 2]> {
         match (self.encoder?, self.sizing) {

@@ -9,8 +9,9 @@ use crate::cache::bucketed::{assign_buckets, n_held_out, reference_size};
 use crate::cache::scaled::{scaled_bucket, scaled_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
 use crate::config::data::{DataConfig, ValidationSplit};
-use crate::data::{Bucket, SampleSize, SizeCounts};
+use crate::data::{Bucket, ReferenceSize, SampleSize, SizeCounts};
 use crate::error::Result;
+use crate::model::diffusion::editing::{Editing, EncoderImages};
 use crate::task::traits::DatasetSummary;
 
 type SampleCounts = SizeCounts<SampleSize>;
@@ -113,6 +114,45 @@ pub(super) fn scaled(
         held_out: counts(&dataset.held_out),
         to_encode: scaled_counts(&dataset.to_encode, data, resolution),
         references_to_encode: dataset.references_to_encode.clone(),
+        ..*dataset
+    }
+}
+
+/// The same with references of at most another resolution. Their own sizes are not known any more, only those of now: each
+/// side may be rounded to a step more than is needed, so that a plan with them is never too small.
+pub(super) fn with_smaller_references(
+    dataset: &DatasetSummary<SampleSize>,
+    editing: Editing,
+    resolution: usize,
+) -> DatasetSummary<SampleSize> {
+    let smaller = |now: Bucket| {
+        let [width, height] = editing.vae_size(now.sides(), resolution as u32);
+        let step = editing.multiple();
+        let most = |side: u32, now: usize| ((side + step) as usize).min(now);
+        Bucket { width: most(width, now.width), height: most(height, now.height) }
+    };
+    let reference = |now: ReferenceSize| {
+        let vae = smaller(now.vae);
+        let is_same = editing.encoder == Some(EncoderImages::Same);
+        ReferenceSize { vae, encoder: now.encoder.map(|seen| if is_same { vae } else { seen }) }
+    };
+    let counts = |counts: &SampleCounts| {
+        let mut all = SampleCounts::new();
+        for (size, n) in counts {
+            let size = SampleSize::new(size.bucket, size.references().map(reference));
+            *all.entry(size).or_default() += n;
+        }
+        all
+    };
+    let mut references_to_encode = SizeCounts::new();
+    for (bucket, n) in &dataset.references_to_encode {
+        *references_to_encode.entry(smaller(*bucket)).or_default() += n;
+    }
+    DatasetSummary {
+        train: counts(&dataset.train),
+        held_out: counts(&dataset.held_out),
+        to_encode: dataset.to_encode.clone(),
+        references_to_encode,
         ..*dataset
     }
 }
@@ -299,5 +339,31 @@ mod tests {
         assert_eq!(measured.to_encode, SizeCounts::from([(square, 32)]));
         let drawn = at(&["data.draw=flat", "data.draw_count=5", "data.repeats=2"]);
         assert_eq!(drawn.train, SampleCounts::from([(square.into(), 10)]));
+    }
+
+    #[test]
+    fn smaller_references_are_no_smaller_than_those_of_a_job_that_asks_for_them() {
+        let folder = tempfile::tempdir().unwrap();
+        for base in ["FLUX.1-Kontext-dev", "Qwen-Image-Edit"] {
+            let pipeline =
+                Pipeline::open_or_published(Path::new(base), &PartPaths::default()).unwrap();
+            let editing = pipeline.family().editing.unwrap();
+            for side in ["1024", "640", "96"] {
+                let resolution = format!("data.resolution={side}");
+                let nominal = |references: &str| {
+                    let references = format!("data.reference_resolution={references}");
+                    let config = job(folder.path(), &[&resolution, &references]);
+                    let task = DiffusionTask::new(&config, &pipeline).unwrap();
+                    DatasetSummary::nominal(&task, 1)
+                };
+                let (now, asked) = (nominal("1024"), nominal("512"));
+                let smaller = with_smaller_references(&now, editing, 512);
+                let pixels = |dataset: &DatasetSummary<SampleSize>| {
+                    dataset.train.keys().map(SampleSize::pixels).max().unwrap()
+                };
+                assert!(pixels(&asked) <= pixels(&smaller), "{base} {side}");
+                assert!(pixels(&smaller) < pixels(&now), "{base} {side}");
+            }
+        }
     }
 }

@@ -241,16 +241,27 @@ impl Task for DiffusionTask<'_> {
     fn smaller(&self, dataset: &DatasetSummary<SampleSize>) -> Vec<SmallerTask<Self>> {
         let samples = smaller_sides(self.sample_size.width.max(self.sample_size.height));
         let samples: Vec<usize> = samples.filter(|_| self.makes_samples()).collect();
-        let resolutions: Vec<usize> = smaller_sides(self.data.resolution).collect();
-        let of_samples = samples.iter().map(|side| (None, Some(*side)));
-        let of_images = resolutions.iter().map(|side| (Some(*side), None));
+        let images: Vec<usize> = smaller_sides(self.data.resolution).collect();
+        let is_editing = self.pipeline.family().editing.is_some();
+        let references = smaller_sides(self.data.reference_resolution);
+        let references: Vec<usize> = references.filter(|_| is_editing).collect();
+        let none = SmallerSizes::default();
+        let of_samples = samples.iter().map(|side| SmallerSizes { sample: Some(*side), ..none });
+        let of_images = images.iter().map(|side| SmallerSizes { image: Some(*side), ..none });
+        let of_references =
+            references.iter().map(|side| SmallerSizes { reference: Some(*side), ..none });
         let both = RESOLUTIONS.into_iter().filter_map(|side| {
             let of = |sides: &[usize]| sides.contains(&side).then_some(side);
-            Some((Some(of(&resolutions)?), Some(of(&samples)?)))
+            let (image, sample) = (Some(of(&images)?), Some(of(&samples)?));
+            Some(SmallerSizes { image, sample, ..none })
         });
-        let least = (resolutions.last().copied(), samples.last().copied());
-        let all = of_samples.chain(of_images).chain(both).chain([least]);
-        all.map(|(resolution, side)| self.with_sizes(resolution, side, dataset)).collect()
+        let least = SmallerSizes {
+            image: images.last().copied(),
+            reference: references.last().copied(),
+            sample: samples.last().copied(),
+        };
+        let all = of_samples.chain(of_references).chain(of_images).chain(both).chain([least]);
+        all.map(|sizes| self.with_sizes(sizes, dataset)).collect()
     }
 }
 
@@ -286,28 +297,42 @@ impl DiffusionTask<'_> {
     }
 }
 
+/// Sides of images that a job could ask for instead.
+#[derive(Clone, Copy, Default)]
+struct SmallerSizes {
+    image: Option<usize>,
+    reference: Option<usize>,
+    sample: Option<usize>,
+}
+
 /// Sides of images that people use, smaller than this.
 fn smaller_sides(than: usize) -> impl Iterator<Item = usize> {
     RESOLUTIONS.into_iter().filter(move |side| *side < than)
 }
 
 impl DiffusionTask<'_> {
-    /// The same with images of this resolution, and samples of this side.
+    /// The same with images, references and samples of these sides.
     fn with_sizes(
         &self,
-        resolution: Option<usize>,
-        side: Option<usize>,
+        SmallerSizes { image, reference, sample }: SmallerSizes,
         dataset: &DatasetSummary<SampleSize>,
     ) -> SmallerTask<Self> {
-        let images = resolution.map(|side| format!("data.resolution = {side}"));
-        let samples = side.map(|side| format!("sample.size = {side}"));
-        let changes: Vec<String> = images.into_iter().chain(samples).collect();
+        let keys = [
+            ("data.resolution", image),
+            ("data.reference_resolution", reference),
+            ("sample.size", sample),
+        ];
+        let change = |(key, side): (&str, Option<usize>)| Some(format!("{key} = {}", side?));
+        let changes: Vec<String> = keys.into_iter().filter_map(change).collect();
         let sample_size =
-            side.map_or(self.sample_size, |side| ImageSize { width: side, height: side });
-        let dataset = match resolution {
+            sample.map_or(self.sample_size, |side| ImageSize { width: side, height: side });
+        let mut dataset = match image {
             Some(resolution) => dataset::scaled(dataset, self.data, resolution),
             None => dataset.clone(),
         };
+        if let (Some(editing), Some(resolution)) = (self.pipeline.family().editing, reference) {
+            dataset = dataset::with_smaller_references(&dataset, editing, resolution);
+        }
         SmallerTask { change: changes.join(" and "), task: Self { sample_size, ..*self }, dataset }
     }
 }
