@@ -29,9 +29,7 @@ pub fn golden() -> PathBuf {
 /// The parts of the tiny FLUX.1 dev as a Kontext.
 pub fn kontext(to: &Path) {
     flux::with_short_prompts(to);
-    let path = to.join("model_index.json");
-    let index = fs::read_to_string(&path).unwrap();
-    fs::write(path, index.replace("\"FluxPipeline\"", "\"FluxKontextPipeline\"")).unwrap();
+    replace(&to.join("model_index.json"), "\"FluxPipeline\"", "\"FluxKontextPipeline\"");
 }
 
 /// The parts of a tiny text-to-image pipeline as an editing one: of the class of `pipeline.json` in a folder of ours.

@@ -12,13 +12,14 @@ use crate::data::{
 };
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::editing::Editing;
+use crate::sample::reference::reference_size;
 
 /// Chosen: what an epoch's order takes in memory stays below a gigabyte.
 const MAX_EPOCH_SAMPLES: u64 = 100_000_000;
 
-/// The longest ratio of a reference's sides. Taken: transformers' `smart_resize` for Qwen2.5-VL.
-const MAX_REFERENCE_RATIO: u32 = 200;
+/// The longest ratio of a reference's sides. Chosen: half of what Qwen2.5-VL takes, since sides are rounded to multiples
+/// before it sees them.
+const MAX_REFERENCE_RATIO: u32 = 100;
 
 /// An image in its size.
 pub(crate) struct BucketedImage {
@@ -97,15 +98,6 @@ fn reference_sizes(
         Ok(reference_size(editing, reference.size, data.reference_resolution))
     });
     sizes.collect()
-}
-
-/// The sizes in which an editing model sees a reference.
-pub(crate) fn reference_size(editing: Editing, size: [u32; 2], resolution: usize) -> ReferenceSize {
-    let resolution = resolution as u32;
-    ReferenceSize {
-        vae: editing.vae_size(size, resolution).into(),
-        encoder: editing.encoder_size(size, resolution).map(Bucket::from),
-    }
 }
 
 /// That an image is smaller than its bucket, with the resolution that it fits.

@@ -7,10 +7,11 @@ use compute::{Device, Dtype};
 use weights::BytesDoneFn;
 
 use crate::data::reference::{ReferenceSize, read_reference, scaled_reference};
-use crate::data::{Bucket, to_chw};
+use crate::data::{Bucket, ProblemKind, to_chw};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::editing::Editing;
 use crate::model::diffusion::text::PromptImage;
 use crate::model::diffusion::vae::{LatentShape, vae_moments};
 
@@ -51,16 +52,19 @@ pub fn fit_references(
         return wrong(problem, "give --reference IMAGE, or sample.references in a job");
     }
     let size = |path: &PathBuf| {
-        let image = read_reference(path).map_err(|kind| TrainerError::Request {
-            problem: format!("reference image {} {kind}", path.display()),
-            hint: "give a png, jpeg, webp or gif image",
-        })?;
-        let resolution = resolution as u32;
-        let vae = editing.vae_size(image.size, resolution).into();
-        let encoder = editing.encoder_size(image.size, resolution).map(Bucket::from);
-        Ok((path.clone(), ReferenceSize { vae, encoder }))
+        let image = read_reference(path).map_err(|kind| unreadable(path, &kind))?;
+        Ok((path.clone(), reference_size(editing, image.size, resolution)))
     };
     paths.iter().map(size).collect()
+}
+
+/// The sizes in which an editing model sees a reference of this width and height.
+pub(crate) fn reference_size(editing: Editing, size: [u32; 2], resolution: usize) -> ReferenceSize {
+    let resolution = resolution as u32;
+    ReferenceSize {
+        vae: editing.vae_size(size, resolution).into(),
+        encoder: editing.encoder_size(size, resolution).map(Bucket::from),
+    }
 }
 
 /// A reference as the text encoder sees it, if it sees images; read when it is encoded.
@@ -70,10 +74,10 @@ pub fn prompt_image(path: &Path, size: ReferenceSize) -> Option<PromptImage> {
     Some(PromptImage { size: size.sides(), read: Arc::new(read) })
 }
 
-fn unreadable(path: &Path, problem: &crate::data::ProblemKind) -> TrainerError {
+fn unreadable(path: &Path, problem: &ProblemKind) -> TrainerError {
     TrainerError::Request {
         problem: format!("reference image {} {problem}", path.display()),
-        hint: "give an image that other programs can open",
+        hint: "give a png, jpeg, webp or gif image that other programs can open",
     }
 }
 

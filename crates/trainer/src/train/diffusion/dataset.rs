@@ -5,13 +5,14 @@
 //! writes a file.
 
 use super::DiffusionTask;
-use crate::cache::bucketed::{assign_buckets, n_held_out, reference_size};
+use crate::cache::bucketed::{assign_buckets, n_held_out};
 use crate::cache::scaled::{scaled_bucket, scaled_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::data::{Bucket, ReferenceSize, SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::model::diffusion::editing::{Editing, EncoderImages};
+use crate::sample::reference::reference_size;
 use crate::task::traits::DatasetSummary;
 
 type SampleCounts = SizeCounts<SampleSize>;
