@@ -38,6 +38,8 @@ pub struct DiffusionFamily {
     pub guidance: Guidance,
     /// How it takes reference images; none if it makes images from prompts alone.
     pub editing: Option<Editing>,
+    /// The clips that it makes; none if it makes images.
+    pub video: Option<VideoDefaults>,
     /// Defaults of sampling.
     pub sampling: SamplingDefaults,
     /// The default weighting scheme of training timesteps.
@@ -61,6 +63,15 @@ pub struct SamplingDefaults {
     pub guidance: f64,
     /// Pixels along each side.
     pub resolution: usize,
+}
+
+/// The clips that a family makes where nothing else is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoDefaults {
+    /// Frames.
+    pub frames: usize,
+    /// Frames per second.
+    pub fps: usize,
 }
 
 /// Metadata of exported adapters.

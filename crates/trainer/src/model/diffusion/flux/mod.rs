@@ -49,6 +49,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,
     editing: None,
+    video: None,
     // Taken: the defaults of diffusers' `FluxPipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.

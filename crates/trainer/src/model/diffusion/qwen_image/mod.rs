@@ -52,6 +52,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Rescaled,
     editing: None,
+    video: None,
     // Taken: the defaults of diffusers' `QwenImagePipeline`.
     sampling: SamplingDefaults { steps: 50, guidance: 4.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_qwen_image.py`.

@@ -76,6 +76,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     spacing: SigmaSpacing::Trained,
     guidance: Guidance::ClassifierFree,
     editing: None,
+    video: None,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
