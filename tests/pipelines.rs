@@ -127,7 +127,7 @@ fn sigmas_are_those_of_the_reference_at_every_size() {
         let reference = Reference::open(&folder);
         for size in reference.settings["sizes"].as_array().unwrap() {
             let [width, height] = Reference::size(size);
-            let tokens = reference.pipeline.image_tokens([width, height]);
+            let tokens = reference.pipeline.image_tokens([width, height], 1);
             let sigmas = reference.pipeline.schedule.sigmas(tokens, 28);
             check(&format!("sigmas.{width}x{height}"), &reference.recorded, &sigmas);
         }
@@ -147,7 +147,7 @@ fn every_step_of_the_sampler_is_that_of_the_reference() {
         let size = Reference::size(&reference.settings["size"]);
         let shape = pipeline.latent_shape(size).batch(prompts.len());
         let steps = reference.number("steps") as usize;
-        let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size), steps);
+        let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size, 1), steps);
         check("sigmas", recorded, &sigmas);
         let scale = reference.number("guidance") as f32;
         let guidance = pipeline.family().guidance.embedded(scale, prompts.len());

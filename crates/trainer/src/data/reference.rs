@@ -10,11 +10,13 @@ use super::problem::ProblemKind;
 use super::scan::{MAX_REFERENCES, ReferenceImage};
 use crate::pixels::{Filter, Pixels, scale};
 
-/// What the work of a sample depends on: the bucket of its image, and the sizes of its references.
+/// What the work of a sample depends on: the bucket of its image or clip, its frames, and the sizes of its references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleSize {
-    /// Of the image.
+    /// Of the image, or of every frame.
     pub bucket: Bucket,
+    /// Frames of a clip; 1 of an image.
+    pub frames: usize,
     references: [Option<ReferenceSize>; MAX_REFERENCES],
 }
 
@@ -34,7 +36,13 @@ impl SampleSize {
         for (size, reference) in sizes.iter_mut().zip(references) {
             *size = Some(reference);
         }
-        Self { bucket, references: sizes }
+        Self { bucket, frames: 1, references: sizes }
+    }
+
+    /// The same with so many frames.
+    #[must_use]
+    pub fn with_frames(self, frames: usize) -> Self {
+        Self { frames, ..self }
     }
 
     /// Of its references.
@@ -50,7 +58,8 @@ impl SampleSize {
     /// Pixels of all that goes through the model.
     pub fn pixels(&self) -> usize {
         let area = |size: Bucket| size.width * size.height;
-        area(self.bucket) + self.references().map(|reference| area(reference.vae)).sum::<usize>()
+        self.frames * area(self.bucket)
+            + self.references().map(|reference| area(reference.vae)).sum::<usize>()
     }
 }
 
@@ -63,6 +72,9 @@ impl From<Bucket> for SampleSize {
 impl fmt::Display for SampleSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.bucket)?;
+        if self.frames != 1 {
+            write!(f, "x{}f", self.frames)?;
+        }
         self.references().try_for_each(|reference| write!(f, "+{}", reference.vae))
     }
 }
@@ -113,6 +125,9 @@ mod tests {
         assert_eq!(edited.to_string(), "96x64+64x64+64x64");
         assert_eq!(edited.encoder_images(), [[96, 64]]);
         assert_eq!(edited.pixels(), 96 * 64 + 2 * 64 * 64);
+        let clip = plain.with_frames(81);
+        assert_eq!((clip.to_string().as_str(), clip.pixels()), ("96x64x81f", 81 * 96 * 64));
+        assert!(plain < clip && clip < SampleSize::from(Bucket::from([96, 65])));
     }
 
     #[test]

@@ -353,7 +353,7 @@ impl<'a> SampleJob<'a> {
         is_paired: bool,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
-        let tokens = self.pipeline.image_tokens(self.request.size);
+        let tokens = self.pipeline.image_tokens(self.request.size, 1);
         let sigmas = self.pipeline.schedule.sigmas(tokens, self.request.steps);
         // Every step takes the same memory: a dry run needs one.
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };

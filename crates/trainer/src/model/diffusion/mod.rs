@@ -180,9 +180,9 @@ impl Pipeline {
         Some(self.transformer.config.latent_spec().max_tokens_per_side? * self.pixels_per_token())
     }
 
-    /// Tokens of an image of this width and height.
-    pub fn image_tokens(&self, [width, height]: [usize; 2]) -> usize {
-        (width / self.pixels_per_token()) * (height / self.pixels_per_token())
+    /// Tokens of an image of this width and height, or of a clip with so many frames.
+    pub fn image_tokens(&self, [width, height]: [usize; 2], frames: usize) -> usize {
+        frames * (width / self.pixels_per_token()) * (height / self.pixels_per_token())
     }
 
     /// Identifies this model.

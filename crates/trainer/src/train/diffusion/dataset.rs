@@ -106,7 +106,9 @@ pub(super) fn scaled(
         let mut smaller = SampleCounts::new();
         for (size, n) in counts {
             let bucket = scaled_bucket(size.bucket, data, resolution);
-            *smaller.entry(SampleSize::new(bucket, size.references())).or_default() += n;
+            *smaller
+                .entry(SampleSize::new(bucket, size.references()).with_frames(size.frames))
+                .or_default() += n;
         }
         smaller
     };
@@ -140,7 +142,8 @@ pub(super) fn with_smaller_references(
     let counts = |counts: &SampleCounts| {
         let mut all = SampleCounts::new();
         for (size, n) in counts {
-            let size = SampleSize::new(size.bucket, size.references().map(reference));
+            let references = size.references().map(reference);
+            let size = SampleSize::new(size.bucket, references).with_frames(size.frames);
             *all.entry(size).or_default() += n;
         }
         all

@@ -81,8 +81,9 @@ impl NoiseSampler {
         }
     }
 
-    fn timestep(&self, u: f64, LatentShape { height, width, .. }: LatentShape) -> Timestep {
-        self.timesteps.at(u, (height / self.patch_size) * (width / self.patch_size))
+    fn timestep(&self, u: f64, latents: LatentShape) -> Timestep {
+        let LatentShape { frames, height, width, .. } = latents;
+        self.timesteps.at(u, frames * (height / self.patch_size) * (width / self.patch_size))
     }
 
     fn random(&self, purpose: Purpose, number: u64) -> RandomSequence {
