@@ -270,7 +270,7 @@ fn files_of_the_published_sizes_open_with_tokenizers_alone() {
         let settings = settings.replace("out_channels: Some(64)", "out_channels: None");
         assert_eq!(settings, format!("{config:?}"));
         assert_eq!(got.vae.statistics(), expected.vae.statistics());
-        assert_eq!(got.latent_shape([1024, 768]), expected.latent_shape([1024, 768]));
+        assert_eq!(got.latent_shape([1024, 768], 1), expected.latent_shape([1024, 768], 1));
         let lengths = |pipeline: &Pipeline| pipeline.encoders.lengths().last();
         assert_eq!(lengths(&got), lengths(&expected));
         assert_eq!(got.schedule.sigmas(4096, 28), expected.schedule.sigmas(4096, 28));

@@ -23,6 +23,7 @@ use trainer::model::diffusion::guidance::GuidanceScales;
 use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::sd3;
 use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
+use trainer::model::diffusion::vae::LatentShape;
 use trainer::model::encoder::clip::{self, ClipTextModel};
 use trainer::model::encoder::t5::{self, T5Encoder};
 use trainer::model::encoder::tokenizer::PromptTokenizer;
@@ -145,9 +146,10 @@ fn the_vae_of_qwen_image_takes_as_much_memory_as_planned() {
         let image = device.zeros([1, 3, 36, 28], Dtype::F16).unwrap();
         let encoded = encoder.forward(&tape, &image).unwrap();
         assert_eq!(encoded.shape(), [1, 10, 9, 7].into());
-        let latent = vae::LatentView { values: &[0.3; 5 * 9 * 7], sizes: [5, 9, 7] };
-        let tiling = vae::Tiling { tile: 6, overlap: 2 };
-        let image = vae::decode_tiled(&tape, &decoder, latent, 4, tiling).unwrap();
+        let latent =
+            vae::LatentView { values: &[0.3; 5 * 9 * 7], shape: LatentShape::image(5, 9, 7) };
+        let tiling = vae::Tiling { tile: 6, overlap: 2, ..vae::Tiling::WHOLE };
+        let image = vae::decode_tiled(&tape, &decoder, latent, tiling).unwrap();
         assert_eq!(image.len(), 3 * 36 * 28);
         (loaded, device.usage().peak)
     };
@@ -430,11 +432,11 @@ fn tiles_of_a_smooth_latent_meet_without_a_seam() {
         pipeline.vae.load_decoder(&device, Precision::plain(Dtype::F32), &|_| true).unwrap();
     let (side, reduction, params) = (24, 8, compute::Params::default());
     let constant = vec![0.3; 16 * side * side];
-    let latent = vae::LatentView { values: &constant, sizes: [16, side, side] };
+    let latent = vae::LatentView { values: &constant, shape: LatentShape::image(16, side, side) };
     let decode = |tile, overlap| {
         let tape = compute::Tape::inference(&device, &params, 0);
-        let tiling = vae::Tiling { tile, overlap };
-        vae::decode_tiled(&tape, &decoder, latent, reduction, tiling).unwrap()
+        let tiling = vae::Tiling { tile, overlap, ..vae::Tiling::WHOLE };
+        vae::decode_tiled(&tape, &decoder, latent, tiling).unwrap()
     };
     let (whole, tiled) = (decode(side, 0), decode(12, 3));
     assert_eq!(whole.len(), tiled.len());

@@ -145,7 +145,7 @@ fn every_step_of_the_sampler_is_that_of_the_reference() {
         let model = pipeline.load_denoiser(device, plain, &mut adapters, &|_| true).unwrap();
         let prompts = reference.encode();
         let size = Reference::size(&reference.settings["size"]);
-        let shape = pipeline.latent_shape(size).batch(prompts.len());
+        let shape = pipeline.latent_shape(size, 1).batch(prompts.len());
         let steps = reference.number("steps") as usize;
         let sigmas = pipeline.schedule.sigmas(pipeline.image_tokens(size, 1), steps);
         check("sigmas", recorded, &sigmas);

@@ -270,7 +270,7 @@ fn encode(
     images: &[&[f32]],
     bucket: Bucket,
 ) -> Result<Vec<CachedLatents>> {
-    let (moments, shape) = vae_moments(encoder, device, images, [bucket.width, bucket.height])?;
+    let (moments, shape) = vae_moments(encoder, device, images, [bucket.width, bucket.height], 1)?;
     Ok(moments.iter().map(|moments| to_latents(moments, shape)).collect())
 }
 

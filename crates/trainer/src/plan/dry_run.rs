@@ -132,7 +132,8 @@ impl<T: Task> DryRun<'_, T> {
         if !self.task.makes_samples() {
             return Ok(estimate);
         }
-        for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
+        let tilings = self.task.sample_tilings().into_iter().map(Some);
+        for tiling in std::iter::once(None).chain(tilings) {
             let (device, session) = self.session()?;
             let model = session.trainable_model();
             let cost = self.task.dry_run_samples(self.dataset, &device, model, tiling)?;

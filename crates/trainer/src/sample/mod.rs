@@ -222,9 +222,8 @@ impl<'a> SampleJob<'a> {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
         })?;
         phases.push(StageMemory { name: DENOISE, peak_bytes });
-        let LatentShape { height, width, .. } = self.latent_shape();
-        let tilings = Tiling::candidates().filter(|tiling| tiling.tile < height.max(width));
-        let tilings = std::iter::once(None).chain(tilings.map(Some)).collect();
+        let tilings = Tiling::candidates(self.latent_shape()).map(Some);
+        let tilings = std::iter::once(None).chain(tilings).collect();
         let latents = vec![vec![0.0; self.latent_shape().count()]];
         let (tiling, peak_bytes) = first_fitting(kind, limit, tilings, |device, tiling| {
             self.decode(device, &latents, tiling, &|_| true).map(drop)
@@ -320,7 +319,7 @@ impl<'a> SampleJob<'a> {
         let empty = self.pipeline.encoders.zero_condition(&self.encoder_images())?;
         let empty = Arc::new(empty);
         let latents = |(_, size): &(PathBuf, ReferenceSize)| {
-            let shape = self.pipeline.latent_shape([size.vae.width, size.vae.height]);
+            let shape = self.pipeline.latent_shape([size.vae.width, size.vae.height], 1);
             ReferenceLatents { values: vec![0.0; shape.count()], shape }
         };
         let references = self.references.iter().map(latents).collect();
@@ -398,17 +397,15 @@ impl<'a> SampleJob<'a> {
         // Its activations outgrow half precision (`force_upcast` in its settings).
         let decoder =
             self.pipeline.vae.load_decoder(device, Precision::plain(Dtype::F32), &tick)?;
-        let (vae, statistics) = (&self.pipeline.vae, self.pipeline.vae.statistics());
+        let statistics = self.pipeline.vae.statistics();
         let params = Params::default();
         let mut images = Vec::with_capacity(latents.len());
         for latents in latents {
             let scaled = statistics.from_model(latents);
-            let LatentShape { channels, height, width, .. } = self.latent_shape();
-            let latent = LatentView { values: &scaled, sizes: [channels, height, width] };
+            let latent = LatentView { values: &scaled, shape: self.latent_shape() };
             let tape = Tape::inference(device, &params, 0);
-            // One tile as large as the latent is the latent.
-            let tiling = tiling.unwrap_or(Tiling { tile: height.max(width), overlap: 0 });
-            let mut values = decode_tiled(&tape, &decoder, latent, vae.vae_scale_factor(), tiling)?;
+            let tiling = tiling.unwrap_or(Tiling::WHOLE);
+            let mut values = decode_tiled(&tape, &decoder, latent, tiling)?;
             for value in &mut values {
                 *value = (*value / 2.0 + 0.5).clamp(0.0, 1.0);
             }
@@ -419,7 +416,7 @@ impl<'a> SampleJob<'a> {
     }
 
     fn latent_shape(&self) -> LatentShape {
-        self.pipeline.latent_shape(self.request.size)
+        self.pipeline.latent_shape(self.request.size, 1)
     }
 }
 

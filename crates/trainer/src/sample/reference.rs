@@ -103,7 +103,7 @@ pub fn encode_references(
                 scaled_reference(path, size.vae).map_err(|kind| unreadable(path, &kind))?;
             to_chw(&pixels, false)
         };
-        let (moments, shape) = vae_moments(&encoder, device, &[&pixels], [width, height])?;
+        let (moments, shape) = vae_moments(&encoder, device, &[&pixels], [width, height], 1)?;
         Ok(ReferenceLatents { values: statistics.to_model(&moments[0][..shape.count()]), shape })
     };
     references.iter().map(encode).collect()

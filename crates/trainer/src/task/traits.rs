@@ -133,6 +133,9 @@ pub trait Task: Copy {
     /// How often the loss of a held-out sample is measured in one validation.
     fn n_validation_passes(&self) -> usize;
 
+    /// How decoding samples may be tiled, from large tiles to small ones.
+    fn sample_tilings(&self) -> Vec<Tiling>;
+
     /// Generates samples on the meta device; returns what that costs.
     fn dry_run_samples(
         &self,

@@ -165,9 +165,9 @@ impl Pipeline {
         }
     }
 
-    /// The shape of the latent of an image of this width and height.
-    pub fn latent_shape(&self, size: [usize; 2]) -> LatentShape {
-        self.vae.latent_shape(size)
+    /// The shape of the latent of a clip of this width, height and number of frames; an image has one.
+    pub fn latent_shape(&self, size: [usize; 2], frames: usize) -> LatentShape {
+        self.vae.latent_shape(size, frames)
     }
 
     /// Pixels of an image along the side of a token.

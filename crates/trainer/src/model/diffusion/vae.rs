@@ -14,7 +14,7 @@ use crate::model::build::{ModelBuilder, Precision};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, WeightFiles};
 use crate::model::host::to_vec;
-use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder};
+use crate::model::vae::{Tiling, VaeConfig, VaeDecoder, VaeEncoder, VaeScale, encode_tiled};
 
 /// An autoencoder, open.
 pub struct Vae {
@@ -100,24 +100,40 @@ impl LatentStatistics {
     }
 }
 
-/// The moments of the latents of images [3, height, width], of one width and height: means, then log variances.
+/// The moments of the latents of images or clips [3, frames, height, width], of one width and height and one number of
+/// frames: means, then log variances.
 pub fn vae_moments(
     encoder: &VaeEncoder,
     device: &Device,
-    images: &[&[f32]],
+    clips: &[&[f32]],
     [width, height]: [usize; 2],
+    frames: usize,
 ) -> Result<(Vec<Vec<f32>>, LatentShape)> {
     let params = Params::default();
     let tape = Tape::inference(device, &params, 0);
-    let input = device.upload([images.len(), 3, height, width], &images.concat())?;
-    let encoded = encoder.forward(&tape, &input)?;
+    let shape = encoder.scale().batch(clips.len(), [3, frames, height, width]);
+    let encoded = encoder.forward(&tape, &device.upload(shape, &clips.concat())?)?;
     let moments = to_vec(encoded.tensor())?;
-    let shape = encoded.tensor().shape();
-    let [n, channels, height, width] = shape.sizes() else {
-        unreachable!("images have four dimensions, and so have latents")
-    };
-    let latent = LatentShape::image(channels / 2, *height, *width);
-    Ok((moments.chunks(moments.len() / n).map(<[f32]>::to_vec).collect(), latent))
+    let latent = LatentShape::from_sizes(&encoded.shape().sizes()[1..]);
+    let latent = latent.expect("latents have the dimensions of what is encoded");
+    let latent = LatentShape { channels: latent.channels / 2, ..latent };
+    let each = moments.len() / clips.len().max(1);
+    Ok((moments.chunks(each.max(1)).map(<[f32]>::to_vec).collect(), latent))
+}
+
+/// The moments of the latent of one image or clip [3, frames, height, width], tile by tile if it is tiled.
+pub fn encode_clip(
+    encoder: &VaeEncoder,
+    device: &Device,
+    clip: &[f32],
+    [width, height]: [usize; 2],
+    frames: usize,
+    tiling: Option<Tiling>,
+) -> Result<(Vec<f32>, LatentShape)> {
+    let params = Params::default();
+    let tape = Tape::inference(device, &params, 0);
+    let tiling = tiling.unwrap_or(Tiling::WHOLE);
+    encode_tiled(&tape, encoder, clip, [frames, height, width], tiling)
 }
 
 impl Vae {
@@ -165,10 +181,23 @@ impl Vae {
         self.part.config.vae_scale_factor()
     }
 
-    /// The shape of the latent of an image of this width and height.
-    pub fn latent_shape(&self, size: [usize; 2]) -> LatentShape {
-        let [width, height] = size.map(|side| side / self.vae_scale_factor());
-        LatentShape::image(self.channels(), height, width)
+    /// Frames of a clip per latent frame after the first; 1 of a VAE of images.
+    pub fn temporal_scale_factor(&self) -> usize {
+        self.part.config.temporal_scale_factor()
+    }
+
+    /// Whether it encodes clips, and an image as a clip of one frame.
+    pub fn takes_clips(&self) -> bool {
+        self.temporal_scale_factor() > 1
+    }
+
+    /// The shape of the latent of a clip of this width, height and number of frames; an image has one.
+    pub fn latent_shape(&self, size: [usize; 2], frames: usize) -> LatentShape {
+        let scale =
+            VaeScale { side: self.vae_scale_factor(), frames: self.temporal_scale_factor() };
+        let [width, height] = size.map(|side| side / scale.side);
+        let frames = scale.latent_frames(frames);
+        LatentShape { channels: self.channels(), frames, height, width }
     }
 
     /// How latents are scaled for a model.

@@ -6,7 +6,7 @@
 use compute::ops::{Activation, Attention, Conv2d, PatchOrder};
 use compute::{Result as Computed, Tape, Tensor, Var};
 
-use super::{VaeConfig, kl, qwen_image};
+use super::{VaeConfig, VaeScale, kl, qwen_image};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::LinearLayer;
@@ -31,6 +31,17 @@ impl VaeEncoder {
             VaeConfig::Kl(config) => kl::encoder(config, build),
             VaeConfig::QwenImage(config) => qwen_image::encoder(config, build),
         }
+    }
+
+    /// How much larger its input is than its output.
+    pub fn scale(&self) -> VaeScale {
+        let n_halved = self.down_blocks.iter().filter(|(_, halve)| halve.is_some()).count();
+        VaeScale { side: 1 << n_halved, frames: 1 }
+    }
+
+    /// Channels of a latent.
+    pub fn latent_channels(&self) -> usize {
+        self.last.outputs() / 2
     }
 
     /// Means and log variances of latents, concatenated by channel: [S, 2 C, ..].
@@ -68,6 +79,12 @@ impl VaeDecoder {
             VaeConfig::Kl(config) => kl::decoder(config, build),
             VaeConfig::QwenImage(config) => qwen_image::decoder(config, build),
         }
+    }
+
+    /// How much larger its output is than its input.
+    pub fn scale(&self) -> VaeScale {
+        let n_doubled = self.up_blocks.iter().filter(|(_, double)| double.is_some()).count();
+        VaeScale { side: 1 << n_doubled, frames: 1 }
     }
 
     /// Images, -1 to 1, of latents [S, C, ..].
@@ -125,6 +142,10 @@ impl VaeConv {
         let bias = build.vector(format!("{name}.bias"), outputs)?;
         let [weight, bias] = [weight, bias].map(Var::into_tensor);
         Ok(Self { weight, bias, allows_tf32: build.allows_tf32() })
+    }
+
+    fn outputs(&self) -> usize {
+        self.weight.shape().sizes()[0]
     }
 
     fn layer(&self) -> Conv2d<'_> {

@@ -15,7 +15,7 @@ use weights::Catalog;
 pub use forward::{VaeDecoder, VaeEncoder};
 pub use kl::KlVaeConfig;
 pub use qwen_image::QwenImageVaeConfig;
-pub use tiles::{LatentView, Tiling, decode_tiled};
+pub use tiles::{LatentView, Tiling, VaeScale, decode_tiled, encode_tiled};
 
 use super::build::{TensorSpec, tensor_specs};
 use super::config::{Unsupported, read_checked};
@@ -114,6 +114,13 @@ impl VaeConfig {
         match self {
             Self::Kl(config) => config.vae_scale_factor(),
             Self::QwenImage(config) => config.vae_scale_factor(),
+        }
+    }
+
+    /// Frames of a clip per latent frame after the first; 1 of a VAE of images.
+    pub fn temporal_scale_factor(&self) -> usize {
+        match self {
+            Self::Kl(_) | Self::QwenImage(_) => 1,
         }
     }
 

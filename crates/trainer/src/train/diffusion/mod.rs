@@ -149,7 +149,7 @@ impl Task for DiffusionTask<'_> {
     fn dummy_micro_batch(&self, size: SampleSize, n: usize) -> Result<ImageMicroBatch> {
         let noise = self.noise_sampler();
         let latents = |Bucket { width, height }| {
-            let shape = self.pipeline.latent_shape([width, height]);
+            let shape = self.pipeline.latent_shape([width, height], 1);
             let zeros = || vec![0.0; shape.count()];
             Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape })
         };
@@ -193,7 +193,7 @@ impl Task for DiffusionTask<'_> {
 
     fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SampleSize>) -> usize {
         let pipeline = self.pipeline;
-        let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height]).count();
+        let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height], 1).count();
         let sample = |size: SampleSize| {
             let prompt = pipeline.encoders.zero_condition(&size.encoder_images());
             let prompt = prompt.map_or(0, |prompt| prompt.n_values());
@@ -224,6 +224,11 @@ impl Task for DiffusionTask<'_> {
 
     fn n_validation_passes(&self) -> usize {
         FIXED_TIMESTEPS.len()
+    }
+
+    fn sample_tilings(&self) -> Vec<Tiling> {
+        let ImageSize { width, height } = self.sample_size;
+        Tiling::candidates(self.pipeline.latent_shape([width, height], 1)).collect()
     }
 
     fn dry_run_samples(

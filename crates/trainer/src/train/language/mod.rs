@@ -216,6 +216,10 @@ impl Task for LanguageTask<'_> {
         1
     }
 
+    fn sample_tilings(&self) -> Vec<Tiling> {
+        Vec::new()
+    }
+
     fn dry_run_samples(
         &self,
         _: &DatasetSummary<SequenceLength>,
