@@ -41,7 +41,7 @@ pub use optimizer::{
     AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon, adamw, adamw_8bit, count_not_finite,
     ema, global_norm, global_norm_into, momentum, muon, stochastic_round,
 };
-pub use patchify::PatchOrder;
+pub use patchify::{PatchOrder, PatchedSize};
 pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
 
 use crate::op::Op;

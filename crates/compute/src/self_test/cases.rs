@@ -303,6 +303,10 @@ fn images() -> Vec<SelfTestCase> {
             let tokens = tape.patchify(&v[0], 2, PatchOrder::ChannelsLast)?;
             tape.unpatchify(&tokens, [6, 10], 2, PatchOrder::ChannelsFirst)
         }),
+        SelfTestCase::new("patchify with frames", &[Shape::new(&[2, 3, 2, 6, 10])], |tape, v| {
+            let tokens = tape.patchify(&v[0], 2, PatchOrder::ChannelsLast)?;
+            tape.unpatchify(&tokens, [2, 6, 10], 2, PatchOrder::ChannelsFirst)
+        }),
         SelfTestCase::new("upsample", &[image], |tape, v| tape.upsample(&v[0], 2)),
         SelfTestCase::new("mean pool", &[image], |tape, v| tape.avg_pool(&v[0], 2)),
         SelfTestCase::new("convolution", &[image], |tape, v| {

@@ -2,7 +2,7 @@
 
 use super::PatchOrder;
 use crate::testing::{Input, check_forward, device};
-use crate::{Dtype, Params, Tape, Var};
+use crate::{Dtype, Params, Shape, Tape, Var};
 
 /// For each number of the tokens, where it lies in the images.
 fn places(
@@ -62,6 +62,45 @@ fn every_number_finds_its_place_and_back() {
     }
 }
 
+/// A clip's tokens are those of its frames, one after the other.
+#[test]
+fn clips_are_cut_up_frame_by_frame() {
+    for (shape, patch) in [([2, 3, 3, 4, 6], 2), ([1, 5, 2, 6, 3], 3), ([2, 2, 5, 2, 3], 1)] {
+        let [samples, channels, frames, height, width] = shape;
+        for order in ORDERS {
+            // Of one sample's frame, where the numbers lie among those of the clip.
+            let of_frame = places([1, channels, height, width], patch, order);
+            let plane = height * width;
+            let frame_of = |sample: usize, frame: usize| {
+                let place = move |place: &usize| {
+                    let (channel, pixel) = (place / plane, place % plane);
+                    ((sample * channels + channel) * frames + frame) * plane + pixel
+                };
+                of_frame.iter().map(place)
+            };
+            let each = (0..samples).flat_map(|s| (0..frames).map(move |f| (s, f)));
+            let places: Vec<usize> = each.flat_map(|(s, f)| frame_of(s, f)).collect();
+            check_forward(
+                &[Input::normal(Shape::new(&shape), 1)],
+                0.0,
+                &|tape, v| tape.patchify(&v[0], patch, order),
+                &|v| places.iter().map(|place| v[0][*place]).collect(),
+            );
+            let n_tokens = frames * (height / patch) * (width / patch);
+            check_forward(
+                &[Input::normal([samples, n_tokens, channels * patch * patch], 1)],
+                0.0,
+                &|tape, v| tape.unpatchify(&v[0], [frames, height, width], patch, order),
+                &|v| {
+                    let mut clip = v[0].clone();
+                    places.iter().zip(&v[0]).for_each(|(place, number)| clip[*place] = *number);
+                    clip
+                },
+            );
+        }
+    }
+}
+
 #[test]
 fn more_than_one_piece() {
     // As many numbers as several tasks get, and as many channels.
@@ -96,6 +135,14 @@ fn the_result_has_its_shape_even_of_nothing() {
         let back = tape.unpatchify(&tokens, [4, 6], 2, PatchOrder::ChannelsLast).unwrap();
         assert_eq!(back.shape(), x.shape());
     }
+    for (frames, channels) in [(2, 3), (0, 3), (2, 0)] {
+        let shape = Shape::new(&[2, channels, frames, 4, 6]);
+        let x = Var::from(device.zeros(shape, Dtype::F32).unwrap());
+        let tokens = tape.patchify(&x, 2, PatchOrder::ChannelsLast).unwrap();
+        assert_eq!(tokens.shape(), [2, frames * 6, channels * 4].into());
+        let back = tape.unpatchify(&tokens, [frames, 4, 6], 2, PatchOrder::ChannelsLast).unwrap();
+        assert_eq!(back.shape(), shape);
+    }
 }
 
 #[test]
@@ -108,6 +155,11 @@ fn what_does_not_fit_is_said() {
     assert_eq!(message(&x, 3), "patchify: height 4 is not a multiple of 3");
     assert_eq!(message(&x, 4), "patchify: width 6 is not a multiple of 4");
     assert_eq!(message(&x, 0), "patchify: height 4 is not a multiple of 0");
+    // Of a clip the height of a frame counts, not that of all.
+    let clip = Var::from(device.zeros(Shape::new(&[1, 2, 2, 5, 6]), Dtype::F32).unwrap());
+    assert_eq!(message(&clip, 2), "patchify: height 5 is not a multiple of 2");
+    let flat = Var::from(device.zeros([2, 4, 6], Dtype::F32).unwrap());
+    assert_eq!(message(&flat, 2), "patchify: x of shape [2, 4, 6] has 3 dimensions, expected 4");
     let trained = "has no backward, but its input requires a gradient";
     assert_eq!(message(&tape.leaf(x.into_tensor()), 2), format!("patchify: {trained}"));
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use compute::ops::PatchOrder;
+use compute::ops::{PatchOrder, PatchedSize};
 use compute::{Dtype, Tape, Tensor, Var};
 use serde::de::DeserializeOwned;
 use weights::Catalog;
@@ -191,7 +191,7 @@ pub struct LatentPatches {
 /// The input of a denoiser.
 #[derive(Clone, Copy)]
 pub struct DenoiserInput<'a> {
-    /// Noisy latents [samples, channels, height, width].
+    /// Noisy latents: of images [samples, channels, height, width], of clips with frames after the channels.
     pub latents: &'a Tensor,
     /// Latents of the reference images of an editing model, without noise; of each [samples, channels, height, width].
     pub references: &'a [Tensor],
@@ -208,14 +208,14 @@ pub struct DenoiserInput<'a> {
 
 impl DenoiserInput<'_> {
     /// All images as tokens, the one that is denoised first: [samples, tokens, patch · patch · channels]; and rows and
-    /// columns of tokens of each.
+    /// columns of tokens of each, in a frame.
     pub fn image_tokens(
         &self,
         tape: &Tape<'_>,
         LatentPatches { size: patch, order }: LatentPatches,
     ) -> Result<(Var, Vec<[usize; 2]>)> {
         let images = || std::iter::once(self.latents).chain(self.references);
-        let size = |image: &Tensor| [2, 3].map(|axis| image.shape().sizes()[axis] / patch);
+        let size = |image: &Tensor| frame_size(image).map(|side| side / patch);
         let sizes = images().map(size).collect();
         let tokens = |image: &Tensor| tape.patchify(&image.clone().into(), patch, order);
         if self.references.is_empty() {
@@ -230,8 +230,8 @@ impl DenoiserInput<'_> {
 pub struct DenoiserOutput {
     /// [samples, tokens, patch · patch · channels]
     pub tokens: Var,
-    /// Height and width of the latents.
-    size: [usize; 2],
+    /// Height and width of the latents, with frames where these have them.
+    size: PatchedSize,
     patches: LatentPatches,
 }
 
@@ -243,8 +243,7 @@ impl Denoiser {
         input: DenoiserInput<'_>,
         recompute: Recompute,
     ) -> Result<DenoiserOutput> {
-        let shape = input.latents.shape();
-        let size = [shape.sizes()[2], shape.sizes()[3]];
+        let size = patched_size(input.latents);
         let (tokens, patches) = dispatch!(Self, self, model => {
             (model.forward(tape, input, recompute)?, model.patches())
         });
@@ -257,16 +256,26 @@ impl Denoiser {
         Ok(tape.patchify(&latents.into(), patch, order)?.into_tensor())
     }
 
-    /// Latents from tokens in this order, with so many rows and columns of tokens.
-    pub fn unpatchify(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
+    /// Latents from tokens in this order, with so many rows and columns of tokens, or frames, rows and columns.
+    pub fn unpatchify(
+        &self,
+        tape: &Tape<'_>,
+        tokens: Tensor,
+        size: impl Into<PatchedSize>,
+    ) -> Result<Tensor> {
         let LatentPatches { size: patch, order } = dispatch!(Self, self, model => model.patches());
-        let size = size.map(|tokens| tokens * patch);
+        let size = match size.into() {
+            PatchedSize::Image(size) => PatchedSize::Image(size.map(|tokens| tokens * patch)),
+            PatchedSize::Clip([frames, rows, columns]) => {
+                PatchedSize::Clip([frames, rows * patch, columns * patch])
+            }
+        };
         Ok(tape.unpatchify(&tokens.into(), size, patch, order)?.into_tensor())
     }
 }
 
 impl DenoiserOutput {
-    /// As latents [samples, channels, height, width].
+    /// As latents, with the rank of the input's.
     pub fn latents(&self, tape: &Tape<'_>) -> Result<Var> {
         let LatentPatches { size: patch, order } = self.patches;
         Ok(tape.unpatchify(&self.tokens, self.size, patch, order)?)
@@ -329,6 +338,21 @@ impl DenoiserConfig {
     /// The conditioning of a prompt.
     pub fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         dispatch!(Self, self, config => config.condition(encoded))
+    }
+}
+
+/// Height and width of latents.
+fn frame_size(latents: &Tensor) -> [usize; 2] {
+    let shape = latents.shape();
+    let [.., height, width] = shape.sizes() else { unreachable!("latents have both") };
+    [*height, *width]
+}
+
+/// The same, with frames where the latents have them.
+fn patched_size(latents: &Tensor) -> PatchedSize {
+    match (latents.shape().sizes(), frame_size(latents)) {
+        ([_, _, frames, _, _], [height, width]) => PatchedSize::Clip([*frames, height, width]),
+        (_, size) => PatchedSize::Image(size),
     }
 }
 
