@@ -83,7 +83,7 @@ def main(job):
         wall, cpu = time.perf_counter(), time.process_time()
         out = x
         for index, block in enumerate(blocks):
-            twice = {"none": False, "queries": False, "alternate": index % 2 == 0, "block": True}[job["recompute"]]
+            twice = {"none": False, "queries": False, "alternate": index % 2 == 0, "keep_attention": True, "block": True}[job["recompute"]]
             out = checkpoint(block, out, c, use_reentrant=False) if twice else block(out, c)
         loss = (out.float() - target.float()).square().mean()
         loss.backward()

@@ -68,7 +68,7 @@ class Model(nn.Module):
     def forward(self, ids, targets):
         x = self.tokens(ids)
         for index, block in enumerate(self.blocks):
-            twice = {"none": False, "queries": False, "alternate": index % 2 == 0, "block": True}[self.recompute]
+            twice = {"none": False, "queries": False, "alternate": index % 2 == 0, "keep_attention": True, "block": True}[self.recompute]
             args = (x, self.cos, self.sin)
             x = checkpoint(block, *args, use_reentrant=False) if twice else block(*args)
         x = F.rms_norm(x, x.shape[-1:], self.norm, EPSILON)

@@ -1,12 +1,13 @@
 //! Gradient checkpointing (recomputation): forward saves only a block's inputs, backward runs the block again,
-//! records it this time, and computes its gradients at once.
+//! records it this time, and computes its gradients at once. What attention gives may be kept, so that the second
+//! run need not compute it.
 //!
 //! Gradients add up in the same order as without recomputation, so not a bit differs: what an input
 //! got from later readers is moved into the block and added to there, and a result that is an input,
 //! or the same as another result, has one gradient with it.
 
 use crate::backward::BackwardPass;
-use crate::tape::{RecomputeRange, RngSeed, Tape, TapeMode};
+use crate::tape::{KeptAttention, RecomputeRange, RngSeed, Tape, TapeMode};
 use crate::var::{GradTarget, SavedTensor, Var};
 use crate::{Params, Result, Tensor};
 
@@ -37,7 +38,8 @@ impl<'m> Tape<'m> {
         let op = self.begin_op("recompute");
         let first_sequence = self.next_sequence.get();
         let dry_run = Tape::with(&self.device, self.params, TapeMode::DryRun, self.rng)
-            .for_block(first_sequence, RecomputeRange::all_if(op.is_run));
+            .for_block(first_sequence, RecomputeRange::all_if(op.is_run))
+            .keeping_attention(self.keeps_attention && self.mode == TapeMode::Record);
         let sources: Vec<_> = inputs.iter().map(|input| input.grad_target()).collect();
         let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
         let leaves = dry_run.adopt(tensors, &sources);
@@ -60,6 +62,7 @@ impl<'m> Tape<'m> {
             rng: self.rng,
             first_sequence,
             run: dry_run.recompute_range(),
+            kept_attention: dry_run.kept_attention.into_inner(),
         };
         self.push_record("recompute", move |back| again.run(back, &block));
         Ok(results)
@@ -138,6 +141,7 @@ struct RecomputeBlock<'m> {
     rng: RngSeed,
     first_sequence: u64,
     run: RecomputeRange,
+    kept_attention: KeptAttention,
 }
 
 impl<'m> RecomputeBlock<'m> {
@@ -154,12 +158,14 @@ impl<'m> RecomputeBlock<'m> {
             rng: draws,
             first_sequence: first_stream,
             run,
+            kept_attention,
         } = self;
         if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
             return Ok(());
         }
         let tape = Tape::with(back.cx.device, params, TapeMode::Record, draws)
             .for_block(first_stream, run);
+        tape.kept_attention.replace(kept_attention);
         let tensors = kept.into_iter().map(|kept| kept.get(back.cx)).collect::<Result<_>>()?;
         let leaves = tape.adopt(tensors, &sources);
         // The records hold what they need of inputs and results.
@@ -295,16 +301,30 @@ mod tests {
         ends: Ends,
         depth: usize,
     ) -> (Vec<Option<Vec<u32>>>, Usage) {
-        backward(device, forms, ends, depth, false)
+        backward(device, forms, ends, Pass::recomputing(depth))
     }
 
-    /// The same, perhaps of a fused backward pass that overwrites each parameter.
+    /// How gradients are found.
+    #[derive(Clone, Copy, Debug)]
+    struct Pass {
+        /// So many recomputed blocks within each other.
+        depth: usize,
+        /// Fused with an update that overwrites each parameter.
+        is_fused: bool,
+        keeps_attention: bool,
+    }
+
+    impl Pass {
+        fn recomputing(depth: usize) -> Self {
+            Self { depth, is_fused: false, keeps_attention: false }
+        }
+    }
+
     fn backward(
         device: &Device,
         forms: &[Form],
         ends: Ends,
-        depth: usize,
-        is_fused: bool,
+        Pass { depth, is_fused, keeps_attention }: Pass,
     ) -> (Vec<Option<Vec<u32>>>, Usage) {
         let mut params = Params::default();
         let blocks: Vec<_> = forms
@@ -319,7 +339,7 @@ mod tests {
         let count = params.values().len();
         let mut gradients = Gradients::default();
         let held = device.usage().in_use;
-        let tape = Tape::training(device, &params, 3);
+        let tape = Tape::training(device, &params, 3).keeping_attention(keeps_attention);
         let streams = forward(&tape, &blocks, start, depth).unwrap();
         let seen: Vec<_> = streams
             .into_iter()
@@ -389,14 +409,35 @@ mod tests {
     }
 
     #[test]
+    fn attention_that_is_kept_is_computed_once_and_changes_no_bit() {
+        let blocks = CASES[0].0;
+        let attention = blocks.len() * 2 * 2 * (2 * TOKENS) * (2 * TOKENS) * WIDTH;
+        let train = |pass| {
+            let device = device();
+            let (gradients, usage) = backward(&device, blocks, BOTH, pass);
+            (gradients, usage.peak, device.work().flops)
+        };
+        let (plain, least, most_flops) = train(Pass::recomputing(1));
+        let (kept, peak, flops) = train(Pass { keeps_attention: true, ..Pass::recomputing(1) });
+        let (_, most, _) = train(Pass::recomputing(0));
+        assert_eq!(plain, kept);
+        assert_eq!(most_flops - flops, attention as u64);
+        assert!(least < peak && peak < most, "{least} {peak} {most}");
+        // Within another recomputed block, nothing is kept that is not needed yet.
+        let (deep, _, _) = train(Pass { keeps_attention: true, ..Pass::recomputing(2) });
+        assert_eq!(plain, deep);
+    }
+
+    #[test]
     fn several_results_take_the_same_memory_on_the_meta_device() {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
-            for is_fused in [false, true] {
+            for [is_fused, keeps_attention] in [[false; 2], [true, false], [false, true]] {
+                let pass = Pass { depth, is_fused, keeps_attention };
                 let device = device();
                 let meta = Device::meta(device.kind(), usize::MAX);
-                let [real, imagined] = [&device, &meta]
-                    .map(|device| backward(device, case.0, case.1, depth, is_fused).1);
-                assert_eq!(real, imagined, "{case:?} {depth} {is_fused}");
+                let [real, imagined] =
+                    [&device, &meta].map(|device| backward(device, case.0, case.1, pass).1);
+                assert_eq!(real, imagined, "{case:?} {pass:?}");
             }
         }
     }
@@ -406,7 +447,8 @@ mod tests {
     fn a_fused_backward_pass_hands_over_every_gradient_when_it_is_complete() {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
             let (kept, kept_usage) = train(&device(), case.0, case.1, depth);
-            let (handed, usage) = backward(&device(), case.0, case.1, depth, true);
+            let pass = Pass { is_fused: true, ..Pass::recomputing(depth) };
+            let (handed, usage) = backward(&device(), case.0, case.1, pass);
             assert_eq!(kept, handed, "{case:?} {depth}");
             assert!(usage.peak <= kept_usage.peak, "{case:?} {depth}");
         }

@@ -2,7 +2,7 @@
 //! of how to pass the gradient on. The backward pass goes through the records and frees what each one held.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use crate::backward::{BackwardPass, FirstUses, GradientSink, LeafGradients};
@@ -33,7 +33,14 @@ pub struct Tape<'m> {
     pub(crate) rng: RngSeed,
     /// The next unused random sequence.
     pub(crate) next_sequence: Cell<u64>,
+    /// Whether recomputed blocks keep what attention gives.
+    pub(crate) keeps_attention: bool,
+    /// That of the block: from its first run on, for the second.
+    pub(crate) kept_attention: RefCell<KeptAttention>,
 }
+
+/// Results of attention with their logsumexp, in the order of a block's ops.
+pub(crate) type KeptAttention = VecDeque<[Tensor; 2]>;
 
 /// What random numbers follow from.
 #[derive(Clone, Copy)]
@@ -93,6 +100,14 @@ impl<'m> Tape<'m> {
         self
     }
 
+    /// Whether recomputed blocks keep the results of attention, which are small and take long, so that it is not
+    /// computed twice.
+    #[must_use]
+    pub fn keeping_attention(mut self, keeps_attention: bool) -> Self {
+        self.keeps_attention = keeps_attention;
+        self
+    }
+
     pub(crate) fn with(
         device: &Device,
         params: &'m Params,
@@ -114,6 +129,8 @@ impl<'m> Tape<'m> {
             wants_last: true,
             rng: draws,
             next_sequence: Cell::new(0),
+            keeps_attention: false,
+            kept_attention: RefCell::default(),
         }
     }
 
@@ -319,6 +336,19 @@ impl<'m> Tape<'m> {
         self.next_sequence.set(first_sequence);
         (self.last_run, self.wants_last) = (run.last, run.wants_last);
         self
+    }
+
+    /// Where a block is run again: what attention gave in the first run, if that was kept.
+    pub(crate) fn kept_attention(&self) -> Option<[Tensor; 2]> {
+        let is_again = self.mode == TapeMode::Record;
+        is_again.then(|| self.kept_attention.borrow_mut().pop_front()).flatten()
+    }
+
+    /// Keeps what attention gave for the second run of a block.
+    pub(crate) fn keep_attention(&self, op: &Op<'_>, results: [&Tensor; 2]) {
+        if self.mode == TapeMode::DryRun && self.keeps_attention && op.cx.is_run {
+            self.kept_attention.borrow_mut().push_back(results.map(Tensor::clone));
+        }
     }
 
     /// Which ops must be run again to have all that records save.

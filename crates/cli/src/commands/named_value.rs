@@ -27,6 +27,7 @@ impl NamedValue for Recompute {
         ("none", Self::None),
         ("queries", Self::Queries),
         ("alternate", Self::Alternate),
+        ("keep_attention", Self::KeepAttention),
         ("block", Self::Block),
     ];
 }

@@ -369,7 +369,8 @@ impl PreparedBench {
             } => {
                 let mut gradients = Gradients::default();
                 for micro_batch in micro_batches(latents.shape().sizes()[0], *micro) {
-                    let tape = Tape::training(&self.device, &self.params, 0);
+                    let tape = Tape::training(&self.device, &self.params, 0)
+                        .keeping_attention(recompute.keeps_attention());
                     let part = |all: &Tensor| all.narrow(micro_batch.clone());
                     let [latents, target] = [latents, target].map(part);
                     let condition = condition.iter().map(|(name, all)| (*name, part(all)));

@@ -175,7 +175,8 @@ impl Workload {
         let mut losses = Vec::new();
         for micro_batch in micro_batches(samples, self.job.micro_batch) {
             let share = micro_batch.len() as f32 / samples as f32;
-            let tape = Tape::training(&self.device, &self.params, 0);
+            let tape = Tape::training(&self.device, &self.params, 0)
+                .keeping_attention(self.job.recompute.keeps_attention());
             let [x, condition] =
                 [&self.x, &self.condition].map(|all| all.narrow(micro_batch.clone()));
             let out = self.stack.forward(&tape, x, condition, self.job.recompute)?;

@@ -36,7 +36,8 @@ impl BatchSettings {
         let recompute = match self.recompute {
             Recompute::None => Recompute::Queries,
             Recompute::Queries => Recompute::Alternate,
-            Recompute::Alternate => Recompute::Block,
+            Recompute::Alternate => Recompute::KeepAttention,
+            Recompute::KeepAttention => Recompute::Block,
             Recompute::Block => return None,
         };
         Some(Self { recompute, ..self })
@@ -58,6 +59,7 @@ impl fmt::Display for BatchSettings {
             Recompute::None => "",
             Recompute::Queries => ", queries recomputed",
             Recompute::Alternate => ", every second block recomputed",
+            Recompute::KeepAttention => ", every block recomputed but for attention",
             Recompute::Block => ", every block recomputed",
         };
         write!(f, "micro-batch {}{recomputed}", self.micro_batch)
@@ -140,6 +142,7 @@ mod tests {
             (1, Recompute::None),
             (1, Recompute::Queries),
             (1, Recompute::Alternate),
+            (1, Recompute::KeepAttention),
             (1, Recompute::Block),
         ];
         assert_eq!(ways, expected);

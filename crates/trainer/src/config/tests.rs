@@ -474,7 +474,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[[adapter.pattern]]\nrank = 1", "`adapter.pattern[0].match` is not set"),
     (
         "[train]\nrecompute = 'blok'",
-        "`train.recompute` is 'blok', accepted is one of none, queries, alternate, block, did you mean \
+        "`train.recompute` is 'blok', accepted is one of none, queries, alternate, keep_attention, block, did you mean \
          `block`?: JOB:6:13",
     ),
     (

@@ -83,7 +83,7 @@ section! {
         micro_batch: Option<usize> = Default(None), Within(1.0, 1024.0);
         /// Seed of all random numbers of the run
         seed: u64 = Default(42), AtLeast(0.0);
-        /// Gradient checkpointing (recomputation): none, attention queries only, every second block, every block. Not set: the plan chooses
+        /// Gradient checkpointing (recomputation): none, attention queries only, every second block, every block but for its attention, every block. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
         /// What the weights of a full fine-tune are held in. `bf16` takes 2 bytes per parameter instead of 4: updates are computed in f32 and rounded at random (stochastic rounding), which is exact on average but noisier (kohya: `full_bf16`). Norms and biases stay in f32
         weight_dtype: WeightDtype = Default(WeightDtype::F32), Any;
@@ -196,6 +196,7 @@ words!(Recompute {
     "none" => Self::None,
     "queries" => Self::Queries,
     "alternate" => Self::Alternate,
+    "keep_attention" => Self::KeepAttention,
     "block" => Self::Block,
 });
 

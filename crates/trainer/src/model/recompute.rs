@@ -13,14 +13,27 @@ pub enum Recompute {
     Queries,
     /// Every second block.
     Alternate,
+    /// All blocks, but not their attention: what it gives is kept, a small part of a block's activations that takes
+    /// long to compute where there are many tokens.
+    #[serde(rename = "keep_attention")]
+    KeepAttention,
     /// All blocks: the least memory.
     Block,
 }
 
 impl Recompute {
+    /// From the most memory to the least.
+    pub const ALL: [Self; 5] =
+        [Self::None, Self::Queries, Self::Alternate, Self::KeepAttention, Self::Block];
+
+    /// Whether recomputed blocks keep what attention gives.
+    pub fn keeps_attention(self) -> bool {
+        self == Self::KeepAttention
+    }
+
     /// Whether any block is recomputed.
     pub fn recomputes_any(self) -> bool {
-        matches!(self, Self::Alternate | Self::Block)
+        matches!(self, Self::Alternate | Self::KeepAttention | Self::Block)
     }
 
     /// Whether the block of that index is recomputed.
@@ -28,7 +41,7 @@ impl Recompute {
         match self {
             Self::None | Self::Queries => false,
             Self::Alternate => index.is_multiple_of(2),
-            Self::Block => true,
+            Self::KeepAttention | Self::Block => true,
         }
     }
 }

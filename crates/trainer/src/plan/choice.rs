@@ -37,7 +37,7 @@ pub(super) fn batch_options(config: &RunConfig, is_fused: bool) -> Vec<BatchSett
         None => halves(config.train.batch_size),
     };
     let recomputes = if config.is_free("train.recompute") {
-        vec![Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block]
+        Recompute::ALL.to_vec()
     } else {
         vec![config.train.recompute]
     };
@@ -131,9 +131,9 @@ mod tests {
         let config = job(&["train.batch_size=6"]);
         let all = batch_options(&config, false);
         let micros: Vec<_> = all.iter().take(4).map(|settings| settings.micro_batch).collect();
-        assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
+        assert_eq!((all.len(), micros), (20, vec![6, 3, 2, 1]));
         assert_eq!(all[0], BatchSettings { micro_batch: 6, recompute: Recompute::None });
-        assert_eq!(all[15], BatchSettings { micro_batch: 1, recompute: Recompute::Block });
+        assert_eq!(all[19], BatchSettings { micro_batch: 1, recompute: Recompute::Block });
         assert_eq!((precisions(&config).len(), encoder_formats(&config).len()), (6, 3));
     }
 
@@ -173,7 +173,7 @@ mod tests {
             assert_eq!(fused(&[full, other]), [false, false], "{other}");
         }
         let all = batch_options(&job(&[full, "train.batch_size=4"]), true);
-        assert!(all.len() == 4 && all.iter().all(|settings| settings.micro_batch == 4), "{all:?}");
+        assert!(all.len() == 5 && all.iter().all(|settings| settings.micro_batch == 4), "{all:?}");
     }
 
     #[test]

@@ -401,7 +401,9 @@ impl<T: Task> ForwardContext<'_, T> {
         let BatchPosition { batch, first_sample } = position;
         let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(batch);
         self.device.mark(FORWARD);
-        let tape = Tape::training(self.device, self.params, dropout).from_sample(first_sample);
+        let tape = Tape::training(self.device, self.params, dropout)
+            .from_sample(first_sample)
+            .keeping_attention(recompute.keeps_attention());
         let loss = self.loss(&tape, micro_batch, recompute)?;
         let loss_value = loss.tensor().clone();
         self.device.mark(BACKWARD);

@@ -78,43 +78,19 @@ impl Tape<'_> {
         let op = self.begin_op("attention");
         let sizes = check(&op, [q, k, v], how)?;
         let is_trained = self.requires_grad(&[q, k, v]);
+        let inputs = [q.tensor(), k.tensor(), v.tensor()];
         if !is_trained && matmuls::is_fit(op.device.kind(), sizes, how) {
-            let inputs = [q.tensor(), k.tensor(), v.tensor()];
             return Ok(op.result(matmuls::forward(op.cx, sizes, how, inputs)?));
         }
-        let mut out = op.alloc(q.shape(), q.dtype())?;
-        let mut logsumexp = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
-        let all = [q.tensor(), k.tensor(), v.tensor(), &out];
-        op.cx.count(sizes.kernels().0, 2 * sizes.matmul_flops(), &all);
-        let floats = match op.device.kind() {
-            DeviceKind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
-            DeviceKind::Cuda { .. } => cuda::forward_floats(sizes, how),
-            DeviceKind::Gpu { .. } => 0,
+        let [out, logsumexp] = match self.kept_attention() {
+            Some(kept) => kept,
+            None => forward(&op, sizes, how, inputs)?,
         };
-        let mut workspace = op.workspace([floats], Dtype::F32)?;
-        match op.backend() {
-            Backend::Meta => {}
-            Backend::Cpu(backend) => {
-                let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let seen = AttentionMask::new(sizes, how);
-                let scratch = workspace.data_mut();
-                cpu::forward(backend, sizes, &seen, inputs, &mut out, &mut logsumexp, scratch);
-            }
-            Backend::Cuda(backend) => {
-                let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let results = [&mut out, &mut logsumexp];
-                cuda::forward(backend, sizes, how, inputs, results, &mut workspace);
-            }
-            Backend::Gpu(backend) => {
-                let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let results = [&mut out, &mut logsumexp];
-                gpu::forward(backend, sizes, how, inputs, results);
-            }
-        }
         let result = op.result(out);
         if !is_trained {
             return Ok(result);
         }
+        self.keep_attention(&op, [result.tensor(), &logsumexp]);
         self.save_extra(&op);
         let record = AttentionBackward {
             inputs: [q, k, v].map(|input| (self.save_for_backward(input), input.grad_target())),
@@ -128,6 +104,41 @@ impl Tape<'_> {
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
     }
+}
+
+/// The result, and the logsumexp per query and head.
+fn forward(
+    op: &Op<'_>,
+    sizes: AttentionSizes,
+    how: Attention<'_>,
+    inputs: [&Tensor; 3],
+) -> Result<[Tensor; 2]> {
+    let [q, k, v] = inputs;
+    let mut out = op.alloc(q.shape(), q.dtype())?;
+    let mut logsumexp = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
+    op.cx.count(sizes.kernels().0, 2 * sizes.matmul_flops(), &[q, k, v, &out]);
+    let floats = match op.device.kind() {
+        DeviceKind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
+        DeviceKind::Cuda { .. } => cuda::forward_floats(sizes, how),
+        DeviceKind::Gpu { .. } => 0,
+    };
+    let mut workspace = op.workspace([floats], Dtype::F32)?;
+    match op.backend() {
+        Backend::Meta => {}
+        Backend::Cpu(backend) => {
+            let seen = AttentionMask::new(sizes, how);
+            let scratch = workspace.data_mut();
+            cpu::forward(backend, sizes, &seen, inputs, &mut out, &mut logsumexp, scratch);
+        }
+        Backend::Cuda(backend) => {
+            let results = [&mut out, &mut logsumexp];
+            cuda::forward(backend, sizes, how, inputs, results, &mut workspace);
+        }
+        Backend::Gpu(backend) => {
+            gpu::forward(backend, sizes, how, inputs, [&mut out, &mut logsumexp]);
+        }
+    }
+    Ok([out, logsumexp])
 }
 
 /// The sizes that the shapes of q, k and v amount to.

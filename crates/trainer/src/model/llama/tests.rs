@@ -171,8 +171,9 @@ fn check_full_gradients(dtype: Dtype, tolerance: f64) {
         "model.layers.0.self_attn.q_proj.bias",
         "model.layers.1.mlp.down_proj.weight",
     ];
-    for recompute in [Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block] {
-        let tape = Tape::training(&device, &adapters.params, 0);
+    for recompute in Recompute::ALL {
+        let tape = Tape::training(&device, &adapters.params, 0)
+            .keeping_attention(recompute.keeps_attention());
         let loss = model.loss(&tape, &ids, &targets, None, recompute).unwrap();
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients).unwrap();
