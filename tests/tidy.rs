@@ -71,6 +71,7 @@ const ROOMS: &[&str] = &[
     "fingerprint",
     "kernel_cache",
     "suggest",
+    "read_ahead",
     "hashes",
     "pixels",
     "objective",

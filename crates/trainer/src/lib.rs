@@ -17,6 +17,7 @@ pub(crate) mod hashes;
 pub mod kernel_cache;
 pub mod objective;
 pub mod pixels;
+pub(crate) mod read_ahead;
 pub(crate) mod suggest;
 // Models, datasets, and the job's configuration.
 pub mod config;

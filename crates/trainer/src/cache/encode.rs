@@ -1,7 +1,7 @@
 //! What is missing, through the encoders and into the store. Images are decoded and scaled by
 //! threads that run a few images ahead of the autoencoder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -300,7 +300,9 @@ pub(super) fn encode_texts(
             on_encoded: &|| on_progress(ProgressEvent::Done),
         };
         let mut left = prompts.iter();
-        let encoded: Vec<Prompt> = prompts.iter().map(CachedPrompt::to_encode).collect();
+        let mut images = HashMap::new();
+        let encoded: Vec<Prompt> =
+            prompts.iter().map(|prompt| prompt.to_encode(&mut images)).collect();
         pipeline.encoders.encode_each(device, encoding, &encoded, watch, &mut |condition| {
             let prompt = left.next().expect("there is a condition for each prompt");
             let entry = condition_entry(&condition, encoding.precision.dtype);

@@ -1,5 +1,6 @@
 //! Reference images of editing models: their latents, and the prompts that the text encoder sees together with them.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -128,22 +129,27 @@ impl CachedPrompt {
         }
     }
 
-    /// As the text encoder takes it: images are read when they are encoded.
-    pub(super) fn to_encode(&self) -> Prompt {
+    /// As the text encoder takes it. `images` has those of other prompts, by where their latents are.
+    pub(super) fn to_encode(&self, images: &mut HashMap<CacheKey, PromptImage>) -> Prompt {
         let image = |image: &Arc<CachedReference>| {
-            let (image, is_mirrored) = (Arc::clone(image), self.is_mirrored);
-            let size = image.size.encoder.expect("it sees all of them");
-            let read = move || {
-                let pixels = image.pixels(size).map_err(|kind| TrainerError::Request {
-                    problem: format!("{} {kind}", image.path.display()),
-                    hint: "leave it as it is while it is encoded",
-                })?;
-                Ok(if is_mirrored { mirrored(&pixels) } else { pixels })
-            };
-            PromptImage { size: size.sides(), read: Arc::new(read) }
+            let known = images.entry(image.key(self.is_mirrored));
+            known.or_insert_with(|| prompt_image(Arc::clone(image), self.is_mirrored)).clone()
         };
         Prompt { text: self.text.clone(), images: self.images.iter().map(image).collect() }
     }
+}
+
+/// An image as the text encoder takes it: read when it is encoded.
+fn prompt_image(image: Arc<CachedReference>, is_mirrored: bool) -> PromptImage {
+    let size = image.size.encoder.expect("it sees all of them");
+    let read = move || {
+        let pixels = image.pixels(size).map_err(|kind| TrainerError::Request {
+            problem: format!("{} {kind}", image.path.display()),
+            hint: "leave it as it is while it is encoded",
+        })?;
+        Ok(if is_mirrored { mirrored(&pixels) } else { pixels })
+    };
+    PromptImage { size: size.sides(), read: Arc::new(read) }
 }
 
 impl From<&str> for CachedPrompt {

@@ -20,7 +20,7 @@ pub struct Prompt {
 pub struct PromptImage {
     /// Width and height, before the encoder scales it once more.
     pub size: [u32; 2],
-    /// Reads it, in this size.
+    /// Reads it, in this size. Images with one reader are one image, which is encoded once.
     pub read: Arc<dyn Fn() -> Result<Pixels> + Send + Sync>,
 }
 

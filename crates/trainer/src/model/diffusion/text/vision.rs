@@ -4,7 +4,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use compute::{Device, Dtype};
 
@@ -145,6 +147,31 @@ struct PlacedImage<'a> {
     image: Option<&'a PromptImage>,
 }
 
+/// Images without those that occur again: a caption and the empty prompt of an image see the same references.
+struct DistinctImages<'a> {
+    images: Vec<&'a PlacedImage<'a>>,
+    /// Which of them each image is.
+    places: Vec<usize>,
+}
+
+impl<'a> DistinctImages<'a> {
+    fn of(all: &[&'a PlacedImage<'a>]) -> Self {
+        let (mut images, mut places) = (Vec::new(), Vec::with_capacity(all.len()));
+        let mut known = HashMap::new();
+        for image in all {
+            // Those of a dry run count one by one.
+            let address = image.image.map(|image| Arc::as_ptr(&image.read).addr());
+            let next = images.len();
+            let place = address.map_or(next, |address| *known.entry(address).or_insert(next));
+            if place == next {
+                images.push(*image);
+            }
+            places.push(place);
+        }
+        Self { images, places }
+    }
+}
+
 /// Values of images' tokens that may wait in main memory for the language model. Chosen: 1 GiB, 54 images of 1024 x 1024;
 /// loading the encoder again takes little beside encoding as many.
 const WAITING_VALUES: usize = 1 << 28;
@@ -194,14 +221,15 @@ impl TextEncoder {
             let n = self.n_together(left, options.loading);
             let (prompts, rest) = left.split_at(n);
             left = rest;
-            let images = prompts.iter().flat_map(|prompt| &prompt.images);
-            let images: Vec<_> = images.map(|image| vision.tower_image(image)).collect();
+            let seen: Vec<_> = prompts.iter().flat_map(|prompt| &prompt.images).collect();
+            let DistinctImages { images, places } = DistinctImages::of(&seen);
+            let images: Vec<_> = images.into_iter().map(|it| vision.tower_image(it)).collect();
             let features = match options.loading {
                 _ if images.is_empty() => Vec::new(),
                 EncoderLoading::Whole => tower.encode(device, &images)?,
                 EncoderLoading::Blocks => tower.encode_by_blocks(device, &images)?,
             };
-            let mut features = features.into_iter();
+            let mut features = places.into_iter().map(|place| features[place].clone());
             let tokens = prompts.iter().map(|prompt| prompt.with_features(&mut features));
             encode(&tokens.collect::<Vec<_>>())?;
         }
