@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use trainer::data::{ProblemKind, scan};
+use trainer::data::{MediaKinds, ProblemKind, scan};
 
 fn put_image(path: &Path) {
     let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 64, 64);
@@ -26,7 +26,7 @@ fn cyclic_links_are_followed_once() {
     symlink("self", root.join("self")).unwrap();
     symlink("a/b", root.join("z")).unwrap();
     symlink("lost.png", root.join("y.png")).unwrap();
-    let found = scan(&root, &[], &|_| true).unwrap();
+    let found = scan(&root, &[], MediaKinds::Images, &|_| true).unwrap();
     let paths: Vec<_> = found.items.iter().map(|item| item.path.clone()).collect();
     assert_eq!(paths, [root.join("a/b/c.png")]);
     let shown = |path: &Path| path.strip_prefix(&root).unwrap().display().to_string();
@@ -48,7 +48,7 @@ fn file_names_need_not_be_utf8() {
         return;
     }
     put_image(&path(b"gr\xfcn.png"));
-    let found = scan(folder.path(), &[], &|_| true).unwrap();
+    let found = scan(folder.path(), &[], MediaKinds::Images, &|_| true).unwrap();
     assert_eq!(found.items[0].caption, "green");
     assert_eq!(found.problems, []);
 }
@@ -61,7 +61,7 @@ fn pipes_are_skipped() {
         let made = Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
         assert!(made.success());
     }
-    let found = scan(folder.path(), &[], &|_| true).unwrap();
+    let found = scan(folder.path(), &[], MediaKinds::Images, &|_| true).unwrap();
     let kinds: Vec<_> = found.problems.iter().map(|problem| problem.kind.to_string()).collect();
     assert_eq!(kinds, ["has no caption: an empty one is taken", "cannot be read: is not a file"]);
 }

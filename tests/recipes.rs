@@ -95,7 +95,7 @@ fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerErro
     }
     let pipeline = Pipeline::open_or_published(&config.base.path, &config.base.parts())?;
     let task = &DiffusionTask::new(&config, &pipeline)?;
-    let dataset = DatasetSummary::nominal(task, config.train.batch_size);
+    let dataset = DatasetSummary::nominal(task, config.train.batch_size)?;
     choose(PlanRequest { task, config: &config, dataset: &dataset }, room)
 }
 

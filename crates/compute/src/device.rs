@@ -231,6 +231,11 @@ impl Device {
         self.state().arena.usage()
     }
 
+    /// The most bytes that the arena may take.
+    pub fn limit(&self) -> usize {
+        self.state().arena.limit()
+    }
+
     /// Bytes of offloaded weights on the host.
     pub fn host_bytes(&self) -> usize {
         self.0.host_bytes.load(Ordering::Relaxed)

@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 use trainer::cache::{
-    CacheBuilder, CacheIndex, CachePlan, CacheRequest, ImportedEntries, MissingEntries,
+    CacheBuilder, CacheIndex, CachePlan, CacheRequest, CachedSample, ImportedEntries,
+    MissingEntries, media_kinds,
 };
 use trainer::config::RunConfig;
 use trainer::config::training_data::TrainingData;
 use trainer::cost::StageMemory;
-use trainer::data::{Bucket, Findings, Problem, scan};
+use trainer::data::{Findings, Problem, SampleSize, scan};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::train::language::{LanguagePipeline, open_texts};
@@ -88,7 +89,7 @@ fn cache_images(
         Ok(caching) => caching,
         Err(error) => {
             drop(encoding);
-            list_unusable(arguments, config, out)?;
+            list_unusable(arguments, config, &pipeline, out)?;
             return Err(error.into());
         }
     };
@@ -126,10 +127,12 @@ fn cache_images(
 fn list_unusable(
     arguments: &CacheArgs,
     config: &RunConfig,
+    pipeline: &Pipeline,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (data, _) = config.data.images()?;
-    if let Ok(found) = scan(&data.images, &data.references.0, &|_| true)
+    let media = media_kinds(pipeline);
+    if let Ok(found) = scan(&data.images, &data.references.0, media, &|_| true)
         && found.items.is_empty()
         && !arguments.json
     {
@@ -208,22 +211,26 @@ impl CacheSummary {
         missing: MissingEntries,
         phases: &[StageMemory],
     ) -> Self {
-        let mut buckets = BTreeMap::<Bucket, usize>::new();
+        let mut buckets = BTreeMap::<SampleSize, usize>::new();
         for sample in index.train.iter().chain(&index.held_out) {
-            *buckets.entry(sample.bucket).or_default() += 1;
+            let size = SampleSize::from(sample.bucket).with_frames(sample.frames());
+            *buckets.entry(size).or_default() += 1;
         }
-        let row = |(bucket, images): (Bucket, usize)| BucketRow {
-            width: bucket.width,
-            height: bucket.height,
+        let row = |(size, images): (SampleSize, usize)| BucketRow {
+            width: size.bucket.width,
+            height: size.bucket.height,
+            frames: size.frames,
             images,
         };
+        let clips = index.train.iter().filter(|sample| CachedSample::is_clip(sample)).count();
         let memory =
             |phase: &StageMemory| PhaseMemory { name: phase.name, peak_bytes: phase.peak_bytes };
         Self {
             left_out: index.findings(0).left_out,
             problems: file_problems(&index.problems),
             folder: config.cache_folder(),
-            images: index.train.len(),
+            images: index.train.len() - clips,
+            clips,
             held_out: index.held_out.len(),
             texts: index.n_texts,
             missing_images: missing.images,

@@ -29,6 +29,7 @@ pub struct CacheSummary {
     pub folder: PathBuf,
     /// Images that are trained on.
     pub images: usize,
+    pub clips: usize,
     pub held_out: usize,
     pub texts: usize,
     /// What was encoded now, or would be.
@@ -55,6 +56,7 @@ pub struct CacheSummary {
 pub struct BucketRow {
     pub width: usize,
     pub height: usize,
+    pub frames: usize,
     pub images: usize,
 }
 
@@ -196,14 +198,17 @@ impl Drop for EncodingProgress {
 pub fn page(summary: &CacheSummary) -> String {
     let mut page = TextPage::new();
     problems(&mut page, &summary.left_out, &summary.problems);
-    let CacheSummary { images, held_out, texts, .. } = summary;
-    page.line(BOLD, &format!("{images} images, {held_out} held out, {texts} texts"));
+    let CacheSummary { images, clips, held_out, texts, .. } = summary;
+    let clips = if *clips > 0 { format!(", {clips} clips") } else { String::new() };
+    page.line(BOLD, &format!("{images} images{clips}, {held_out} held out, {texts} texts"));
     let most = summary.buckets.iter().map(|row| row.images).max().unwrap_or(1) as f64;
     let rows: Vec<[String; 3]> = summary
         .buckets
         .iter()
         .map(|row| {
-            let size = format!("{} x {}", row.width, row.height);
+            let frames =
+                if row.frames > 1 { format!(" x {} frames", row.frames) } else { String::new() };
+            let size = format!("{} x {}{frames}", row.width, row.height);
             [size, row.images.to_string(), bar(row.images as f64 / most)]
         })
         .collect();
@@ -308,7 +313,8 @@ fn done(summary: &CacheSummary) -> String {
     if missing_images + missing_texts == 0 {
         return format!("{imported}everything is cached");
     }
-    let what = format!("{imported}{missing_images} images and {missing_texts} texts");
+    let images = if summary.clips > 0 { "images and clips" } else { "images" };
+    let what = format!("{imported}{missing_images} {images} and {missing_texts} texts");
     if !summary.is_done {
         return format!("{what} are to be encoded");
     }

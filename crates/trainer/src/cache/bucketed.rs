@@ -2,13 +2,17 @@
 //! on from here to their bytes (`select`); a plan ends here (`plan::DatasetSummary`). Both see the same
 //! images in the same sizes because there is no second way to choose them.
 
+use std::path::Path;
+
 use weights::BytesDoneFn;
 
 use super::scaled::RESOLUTIONS;
 use crate::config::data::{DataConfig, ValidationSplit};
+use crate::data::clip::{ClipSettings, whole};
 use crate::data::findings::explained;
 use crate::data::{
-    Bucket, Buckets, ImageItem, Problem, ProblemKind, ReferenceSize, SampleSize, scan,
+    Bucket, Buckets, ClipSegment, ImageItem, MediaKinds, Problem, ProblemKind, ReferenceSize,
+    SampleSize, scan,
 };
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::Pipeline;
@@ -21,10 +25,12 @@ const MAX_EPOCH_SAMPLES: u64 = 100_000_000;
 /// before it sees them.
 const MAX_REFERENCE_RATIO: u32 = 100;
 
-/// An image in its size.
+/// An image, or a segment of a clip, in its size.
 pub(crate) struct BucketedImage {
     pub item: ImageItem,
     pub bucket: Bucket,
+    /// Of a clip, the part that is seen.
+    pub segment: Option<ClipSegment>,
     /// The sizes of its references, for a model that takes them.
     pub references: Vec<ReferenceSize>,
     /// How often an epoch shows it.
@@ -34,7 +40,8 @@ pub(crate) struct BucketedImage {
 impl BucketedImage {
     /// What its work depends on.
     pub fn size(&self) -> SampleSize {
-        SampleSize::new(self.bucket, self.references.iter().copied())
+        let frames = self.segment.map_or(1, |segment| segment.frames);
+        SampleSize::new(self.bucket, self.references.iter().copied()).with_frames(frames)
     }
 }
 
@@ -52,7 +59,8 @@ pub(crate) fn assign_buckets(
     tick: BytesDoneFn<'_>,
 ) -> Result<BucketedFolder> {
     let buckets = buckets(pipeline, data)?;
-    let found = scan(&data.images, &data.references.0, tick)?;
+    let clips = clip_settings(pipeline, data)?;
+    let found = scan(&data.images, &data.references.0, media_kinds(pipeline), tick)?;
     let (mut images, mut problems) = (Vec::new(), found.problems);
     for item in found.items {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
@@ -68,12 +76,75 @@ pub(crate) fn assign_buckets(
             problems.push(Problem::warning(&item.path, ProblemKind::ReferencesUnused));
         }
         let bucket = buckets.choose(item.size);
-        images.push(BucketedImage { item, bucket, references, repeats });
+        for segment in segments(&item, clips, &mut problems) {
+            let (item, references) = (item.clone(), references.clone());
+            images.push(BucketedImage { item, bucket, segment, references, repeats });
+        }
     }
     check_any(images.iter().map(|image| image.repeats), data, &problems)?;
     check_sizes(pipeline, &images)?;
     problems.extend(images.iter().filter_map(|image| scaled_up(image, data)));
     Ok(BucketedFolder { images, problems })
+}
+
+/// What a model can be trained on.
+pub fn media_kinds(pipeline: &Pipeline) -> MediaKinds {
+    match pipeline.family().video {
+        Some(_) => MediaKinds::ImagesAndClips,
+        None => MediaKinds::Images,
+    }
+}
+
+/// Which parts of clips a job sees; `None` with a model of images.
+pub(crate) fn clip_settings(
+    pipeline: &Pipeline,
+    data: &DataConfig,
+) -> Result<Option<ClipSettings>> {
+    let Some(video) = pipeline.family().video else { return Ok(None) };
+    let unit = pipeline.vae.temporal_scale_factor();
+    let frames = data.frames.unwrap_or(video.frames);
+    let whole = whole(frames, unit);
+    // What was typed is meant; the family's own number is rounded for a VAE of another size.
+    if whole != frames && frames != video.frames {
+        return Err(TrainerError::Request {
+            problem: format!(
+                "data.frames is {frames}, the model takes {unit}·k + 1, such as {whole}"
+            ),
+            hint: "choose such a number",
+        });
+    }
+    let fps = data.fps.unwrap_or(video.fps);
+    Ok(Some(ClipSettings { frames: whole, fps, segments: data.segments, unit }))
+}
+
+/// An image as it is; the segments of a clip. A clip that is too short becomes a problem.
+fn segments(
+    item: &ImageItem,
+    settings: Option<ClipSettings>,
+    problems: &mut Vec<Problem>,
+) -> Vec<Option<ClipSegment>> {
+    let (Some(clip), Some(settings)) = (&item.clip, settings) else { return vec![None] };
+    let ClipSettings { frames: wanted, fps, .. } = settings;
+    let frames = clip.n_frames(fps);
+    let segments = settings.segments(frames);
+    match segments.first() {
+        None => {
+            let kind = ProblemKind::ClipTooShort { frames, fps, least: settings.least() };
+            problems.push(Problem::skipped(&item.path, kind));
+        }
+        Some(ClipSegment { frames: used, .. }) if *used < wanted => {
+            let kind = ProblemKind::ClipShort { frames, fps, wanted, used: *used };
+            problems.push(Problem::warning(&item.path, kind));
+        }
+        Some(_) => {}
+    }
+    segments.into_iter().map(Some).collect()
+}
+
+/// Images and clips of a folder; segments of one clip lie side by side.
+pub(crate) fn n_items<'a>(paths: impl Iterator<Item = &'a Path>) -> usize {
+    let mut last = None;
+    paths.filter(|path| last.replace(*path) != Some(*path)).count()
 }
 
 /// The sizes of an image's references; none for a model that takes none.
@@ -102,8 +173,9 @@ fn reference_sizes(
 
 /// That an image is smaller than its bucket, with the resolution that it fits.
 fn scaled_up(image: &BucketedImage, data: &DataConfig) -> Option<Problem> {
-    let BucketedImage { item: ImageItem { path, size, .. }, bucket, .. } = image;
-    if covers(*size, *bucket) {
+    let BucketedImage { item: ImageItem { path, size, .. }, bucket, segment, .. } = image;
+    // Of a clip it is said once.
+    if covers(*size, *bucket) || segment.is_some_and(|segment| segment.start > 0) {
         return None;
     }
     let fits = |resolution: &usize| {
@@ -207,9 +279,10 @@ mod tests {
         let buckets = buckets_of(data.resolution, data.bucket_step).unwrap();
         let said = |size: [u32; 2]| {
             let (path, caption) = ("a.png".into(), String::new());
-            let item = ImageItem { path, caption, size, repeats: 1, references: Vec::new() };
+            let item =
+                ImageItem { path, caption, size, repeats: 1, references: Vec::new(), clip: None };
             let (bucket, references) = (buckets.choose(size), Vec::new());
-            let image = BucketedImage { item, bucket, references, repeats: 1 };
+            let image = BucketedImage { item, bucket, segment: None, references, repeats: 1 };
             scaled_up(&image, data).map(|problem| problem.to_string())
         };
         assert_eq!(said([1024, 1024]), None);

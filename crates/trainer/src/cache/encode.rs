@@ -1,32 +1,33 @@
-//! What is missing, through the encoders and into the store. Images are decoded and scaled by
-//! threads that run a few images ahead of the autoencoder.
+//! What is missing, through the encoders and into the store. Images and clips are decoded and scaled by
+//! threads that run a few of them ahead of the autoencoder.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Scope, available_parallelism, scope};
 
-use compute::{Device, Dtype};
+use compute::{Device, DeviceKind, Dtype};
 use weights::checksum::FileStamp;
 
 use super::IMAGES_PHASE;
 use super::index::{CacheIndex, CachedLatents, condition_entry};
 use super::reference::{CachedPrompt, CachedReference};
-use super::select::CachedSample;
+use super::select::{CachedSample, ClipPart};
 use super::store::CacheKey;
-use crate::cost::{Cost, check_cancelled};
+use crate::cost::{Cost, UNLIMITED, check_cancelled};
 use crate::data::reference::scaled_reference;
 use crate::data::{
-    Bucket, Crop, Pixels, Problem, ProblemKind, SizeCounts, decode, resize_and_crop, to_chw,
+    Bucket, Crop, Pixels, Problem, ProblemKind, SampleSize, SizeCounts, decode, frames_to_chw,
+    resize_and_crop,
 };
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, Prompt};
-use crate::model::diffusion::vae::{LatentShape, vae_moments};
-use crate::model::vae::VaeEncoder;
+use crate::model::diffusion::vae::{LatentShape, encode_clip, vae_moments};
+use crate::model::vae::{Tiling, VaeEncoder};
 use crate::progress::{ProgressEvent, ProgressFn};
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
@@ -35,6 +36,9 @@ const MOST_DECODERS: usize = 4;
 
 /// Images that wait for the encoder. Chosen: enough to bridge a slow one.
 const AHEAD: usize = 4;
+
+/// Bytes of decoded frames that wait, or are being made. Chosen: two clips of 121 frames of 768 x 512 pixels.
+const DECODED_BYTES: usize = 300 << 20;
 
 /// Pixels that go through the autoencoder together, in images of one size. Chosen: with fewer, small
 /// images wait for its weights more than for their own numbers; four times as many gain 2 % more
@@ -50,11 +54,13 @@ const TEXTS_PER_BATCH: usize = 512;
 /// `DiagonalGaussianDistribution`.
 const LOGVAR_RANGE: [f32; 2] = [-30.0, 20.0];
 
-/// An image to encode.
+/// An image or a segment of a clip to encode.
 pub(super) struct PendingImage {
     path: PathBuf,
-    stamp: FileStamp,
-    pub bucket: Bucket,
+    stamps: Vec<FileStamp>,
+    clip: Option<ClipPart>,
+    /// Its bucket and frames, without references.
+    pub size: SampleSize,
     fit: ImageFit,
     /// Mirrored or not, and where the latents go.
     pub wanted: Vec<(bool, CacheKey)>,
@@ -71,15 +77,16 @@ enum ImageFit {
 
 impl PendingImage {
     pub fn new(sample: &CachedSample, wanted: Vec<(bool, CacheKey)>) -> Self {
-        let CachedSample { path, stamp, bucket, crop, .. } = sample;
-        let fit = ImageFit::Crop(*crop);
-        Self { path: path.clone(), stamp: *stamp, bucket: *bucket, fit, wanted }
+        let CachedSample { path, stamps, bucket, crop, clip, .. } = sample;
+        let (path, stamps, fit) = (path.clone(), stamps.clone(), ImageFit::Crop(*crop));
+        let size = SampleSize::from(*bucket).with_frames(sample.frames());
+        Self { path, stamps, clip: clip.clone(), size, fit, wanted }
     }
 
     pub fn reference(reference: &CachedReference, wanted: Vec<(bool, CacheKey)>) -> Self {
         let CachedReference { path, stamp, size, .. } = reference;
-        let fit = ImageFit::Whole;
-        Self { path: path.clone(), stamp: *stamp, bucket: size.vae, fit, wanted }
+        let (path, stamps, fit) = (path.clone(), vec![*stamp], ImageFit::Whole);
+        Self { path, stamps, clip: None, size: size.vae.into(), fit, wanted }
     }
 
     /// Whether it is a reference.
@@ -87,17 +94,33 @@ impl PendingImage {
         matches!(self.fit, ImageFit::Whole)
     }
 
-    /// Opens and scales it.
-    fn pixels(&self) -> std::result::Result<Pixels, ProblemKind> {
-        let pixels = match self.fit {
-            ImageFit::Crop(crop) => resize_and_crop(&decode(&self.path)?, self.bucket, crop),
-            ImageFit::Whole => scaled_reference(&self.path, self.bucket)?,
+    /// Opens and scales it: an image, or the frames of a clip, each as soon as it is decoded.
+    fn pixels(&self) -> std::result::Result<Vec<Pixels>, ProblemKind> {
+        let Self { path, size: SampleSize { bucket, .. }, .. } = self;
+        let frames = match (self.fit, &self.clip) {
+            (ImageFit::Whole, _) => vec![scaled_reference(path, *bucket)?],
+            (ImageFit::Crop(crop), None) => vec![resize_and_crop(&decode(path)?, *bucket, crop)],
+            (ImageFit::Crop(crop), Some(ClipPart { clip, size, segment })) => {
+                let mut frames = Vec::with_capacity(segment.frames);
+                let mut add = |frame: Pixels| frames.push(resize_and_crop(&frame, *bucket, crop));
+                clip.read(path, *size, *segment, &mut add)?;
+                frames
+            }
         };
         // Its latents would lie under the address of what it was.
-        if FileStamp::read(&self.path).ok() != Some(self.stamp) {
+        if self.files().into_iter().map(|file| FileStamp::read(file).ok()).ne(self
+            .stamps
+            .iter()
+            .copied()
+            .map(Some))
+        {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
         }
-        Ok(pixels)
+        Ok(frames)
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        self.clip.as_ref().map_or_else(|| vec![&*self.path], |part| part.clip.files(&self.path))
     }
 }
 
@@ -110,19 +133,22 @@ impl CachedSample {
     }
 }
 
-/// Encodes images of all buckets on the meta device; gives the cost of so many.
+/// Encodes images of all sizes on the meta device, in tiles that fit into `limit` bytes if any do; gives the cost of so
+/// many.
 pub(super) fn dry_run_images(
     pipeline: &Pipeline,
     device: &Device,
-    counts: &SizeCounts<Bucket>,
+    counts: &SizeCounts<SampleSize>,
+    limit: usize,
 ) -> Result<Cost> {
     let encoder = pipeline.vae.load_encoder(device, PRECISION, &|_| true)?;
     let mut works = Vec::new();
-    for (bucket, count) in counts {
-        let empty = vec![0.0; 3 * bucket.width * bucket.height];
-        let images = vec![&empty[..]; batch_size(*bucket).min(*count)];
+    for (size, count) in counts {
+        let empty = vec![0.0; 3 * size.pixels()];
+        let images = vec![&empty[..]; batch_size(*size).min(*count)];
+        let tiling = tiling(pipeline, device.kind(), *size, limit)?;
         let before = device.work();
-        encode(&encoder, device, &images, *bucket)?;
+        encode(&encoder, device, &images, *size, tiling)?;
         let times = *count as f64 / images.len().max(1) as f64;
         works.push((times, device.work().since(&before)));
     }
@@ -130,8 +156,38 @@ pub(super) fn dry_run_images(
 }
 
 /// How many images of a size are encoded together.
-fn batch_size(bucket: Bucket) -> usize {
-    (PIXELS_PER_BATCH / (bucket.width * bucket.height)).max(1)
+fn batch_size(size: SampleSize) -> usize {
+    (PIXELS_PER_BATCH / size.pixels()).max(1)
+}
+
+/// The largest tiles that fit, by a dry run; the smallest where none does. VAEs of images take an image whole. Long clips
+/// are always cut in time, as the VAE's own program does it.
+fn tiling(
+    pipeline: &Pipeline,
+    kind: DeviceKind,
+    size: SampleSize,
+    limit: usize,
+) -> Result<Option<Tiling>> {
+    if !pipeline.vae.takes_clips() {
+        return Ok(None);
+    }
+    let SampleSize { bucket, frames, .. } = size;
+    let latent = pipeline.latent_shape([bucket.width, bucket.height], frames);
+    let mut tilings: Vec<Tiling> = Tiling::candidates(latent).collect();
+    if tilings.first().is_none_or(|first| first.frames == Tiling::WHOLE.frames) {
+        tilings.insert(0, Tiling::WHOLE);
+    }
+    let empty = vec![0.0; 3 * size.pixels()];
+    let images = vec![&empty[..]; batch_size(size)];
+    for tiling in &tilings {
+        let device = Device::meta(kind, UNLIMITED);
+        let encoder = pipeline.vae.load_encoder(&device, PRECISION, &|_| true)?;
+        encode(&encoder, &device, &images, size, Some(*tiling))?;
+        if device.usage().extent <= limit {
+            return Ok(Some(*tiling));
+        }
+    }
+    Ok(tilings.last().copied())
 }
 
 /// The encoder's activations outgrow half precision (`force_upcast` in its settings).
@@ -149,7 +205,13 @@ pub(super) fn encode_images(
         return Ok(());
     }
     on_progress(ProgressEvent::Phase { name: IMAGES_PHASE, total: images.len() });
-    let mut batches = EncodeBatches { pipeline, device, encoder: None, waiting: BTreeMap::new() };
+    let mut batches = EncodeBatches {
+        pipeline,
+        device,
+        encoder: None,
+        tilings: BTreeMap::new(),
+        waiting: BTreeMap::new(),
+    };
     scope(|scope| {
         for (image, pixels) in decode_ahead(scope, images) {
             match pixels {
@@ -172,38 +234,40 @@ struct EncodeBatches<'a> {
     device: &'a Device,
     /// Loaded for the first image that can be decoded; there may be none.
     encoder: Option<VaeEncoder>,
-    waiting: BTreeMap<Bucket, Vec<(&'a PendingImage, Pixels)>>,
+    /// The tiles of each size.
+    tilings: BTreeMap<SampleSize, Option<Tiling>>,
+    waiting: BTreeMap<SampleSize, Vec<(&'a PendingImage, Vec<Pixels>)>>,
 }
 
 impl<'a> EncodeBatches<'a> {
     fn add(
         &mut self,
         image: &'a PendingImage,
-        pixels: Pixels,
+        pixels: Vec<Pixels>,
         index: &mut CacheIndex,
         on_progress: ProgressFn<'_>,
     ) -> Result<()> {
-        let waiting = self.waiting.entry(image.bucket).or_default();
+        let waiting = self.waiting.entry(image.size).or_default();
         waiting.push((image, pixels));
-        if waiting.len() < batch_size(image.bucket) {
+        if waiting.len() < batch_size(image.size) {
             return Ok(());
         }
         let batch = mem::take(waiting);
-        self.encode(image.bucket, &batch, index, on_progress)
+        self.encode(image.size, &batch, index, on_progress)
     }
 
     /// Encodes what still waits.
     fn finish(&mut self, index: &mut CacheIndex, on_progress: ProgressFn<'_>) -> Result<()> {
-        for (bucket, batch) in mem::take(&mut self.waiting) {
-            self.encode(bucket, &batch, index, on_progress)?;
+        for (size, batch) in mem::take(&mut self.waiting) {
+            self.encode(size, &batch, index, on_progress)?;
         }
         Ok(())
     }
 
     fn encode(
         &mut self,
-        bucket: Bucket,
-        batch: &[(&PendingImage, Pixels)],
+        size: SampleSize,
+        batch: &[(&PendingImage, Vec<Pixels>)],
         index: &mut CacheIndex,
         on_progress: ProgressFn<'_>,
     ) -> Result<()> {
@@ -212,19 +276,24 @@ impl<'a> EncodeBatches<'a> {
             Some(encoder) => encoder,
             None => self.pipeline.vae.load_encoder(self.device, PRECISION, &tick)?,
         };
+        let tiling = match self.tilings.get(&size) {
+            Some(tiling) => *tiling,
+            None => tiling(self.pipeline, self.device.kind(), size, self.device.limit())?,
+        };
+        self.tilings.insert(size, tiling);
         let encoder = self.encoder.insert(encoder);
         let mut wanted = Vec::<(CacheKey, ImageFit, Vec<f32>)>::new();
-        for (image, pixels) in batch {
+        for (image, frames) in batch {
             for (is_mirrored, at) in &image.wanted {
                 // Several files may hold the same image.
                 if !index.store.has(at) && wanted.iter().all(|(other, ..)| other != at) {
-                    wanted.push((*at, image.fit, to_chw(pixels, *is_mirrored)));
+                    wanted.push((*at, image.fit, frames_to_chw(frames, *is_mirrored)));
                 }
             }
         }
-        for wanted in wanted.chunks(batch_size(bucket)) {
+        for wanted in wanted.chunks(batch_size(size)) {
             let input: Vec<_> = wanted.iter().map(|(.., numbers)| numbers.as_slice()).collect();
-            let latents = encode(encoder, self.device, &input, bucket)?;
+            let latents = encode(encoder, self.device, &input, size, tiling)?;
             for ((at, fit, _), mut latents) in wanted.iter().zip(latents) {
                 if matches!(fit, ImageFit::Whole) {
                     latents.std.clear();
@@ -239,16 +308,20 @@ impl<'a> EncodeBatches<'a> {
     }
 }
 
-type DecodedImage<'a> = (&'a PendingImage, std::result::Result<Pixels, ProblemKind>);
+type DecodedImage<'a> = (&'a PendingImage, std::result::Result<Vec<Pixels>, ProblemKind>);
 
 /// Images as they become ready. The threads end when nobody receives any more.
 fn decode_ahead<'scope, 'a: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     images: &'a [PendingImage],
 ) -> Receiver<DecodedImage<'a>> {
-    let (sender, receiver) = sync_channel(AHEAD);
+    let largest = images.iter().map(|image| 3 * image.size.pixels()).max().unwrap_or(1);
+    // Half of them are being made, half of them wait.
+    let n_held = DECODED_BYTES / largest.max(1) / 2;
+    let (sender, receiver) = sync_channel(AHEAD.min(n_held));
     let waiting = Arc::new(Mutex::new(images.iter()));
     let n = available_parallelism().map_or(1, usize::from).min(MOST_DECODERS).min(images.len());
+    let n = n.min(n_held).max(1);
     for _ in 0..n {
         let (sender, waiting) = (sender.clone(), Arc::clone(&waiting));
         scope.spawn(move || {
@@ -263,14 +336,23 @@ fn decode_ahead<'scope, 'a: 'scope>(
     receiver
 }
 
-/// The latents of images [3, height, width].
+/// The latents of images or clips [3, frames, height, width]; one by one where they are tiled.
 fn encode(
     encoder: &VaeEncoder,
     device: &Device,
     images: &[&[f32]],
-    bucket: Bucket,
+    SampleSize { bucket: Bucket { width, height }, frames, .. }: SampleSize,
+    tiling: Option<Tiling>,
 ) -> Result<Vec<CachedLatents>> {
-    let (moments, shape) = vae_moments(encoder, device, images, [bucket.width, bucket.height], 1)?;
+    if let Some(tiling) = tiling.filter(|tiling| *tiling != Tiling::WHOLE) {
+        let encode = |image: &&[f32]| {
+            let tiling = Some(tiling);
+            let found = encode_clip(encoder, device, image, [width, height], frames, tiling);
+            found.map(|(moments, shape)| to_latents(&moments, shape))
+        };
+        return images.iter().map(encode).collect();
+    }
+    let (moments, shape) = vae_moments(encoder, device, images, [width, height], frames)?;
     Ok(moments.iter().map(|moments| to_latents(moments, shape)).collect())
 }
 

@@ -122,7 +122,9 @@ impl CacheBuilder<'_> {
 
     /// A single sample of the VAE's distribution has no deviation.
     fn latents(&self, folder: &Path, sample: &CachedSample) -> Imported<CachedLatents> {
-        let shape = self.pipeline.latent_shape([sample.bucket.width, sample.bucket.height], 1);
+        let shape = self
+            .pipeline
+            .latent_shape([sample.bucket.width, sample.bucket.height], sample.frames());
         let catalog = open(&folder.join(IMAGES), &file_name(sample))?;
         let tensor = find(&catalog, &["latent", "tensor"])?;
         // [16, 1, height, width]: the frames of an image are one.

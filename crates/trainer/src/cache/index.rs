@@ -37,7 +37,7 @@ pub struct CacheIndex {
     pub(super) encoders_hash: Hash,
 }
 
-/// An image's latents from the VAE, unscaled: a normal distribution for each value, so that every step
+/// The latents of an image or a clip from the VAE, unscaled: a normal distribution for each value, so that every step
 /// draws a new sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedLatents {
@@ -132,7 +132,9 @@ impl CacheIndex {
             field(&mut hasher, sample.cache_key.as_bytes());
             field(&mut hasher, sample.caption.as_bytes());
             field(&mut hasher, &sample.repeats.to_le_bytes());
-            let name = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
+            let path = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
+            let from = sample.start().map(|start| format!(" from frame {start}"));
+            let name = format!("{path}{}", from.unwrap_or_default());
             for (number, reference) in (1..).zip(&sample.references) {
                 field(&mut hasher, reference.cache_key.as_bytes());
                 let part = format!("reference {number} of {name}");
@@ -140,10 +142,7 @@ impl CacheIndex {
             }
             let caption = blake3::hash(sample.caption.as_bytes());
             parts.insert(format!("{CAPTION}{name}"), short(&caption));
-            parts.insert(
-                name.to_string(),
-                format!("{} x{}", short(&sample.cache_key), sample.repeats),
-            );
+            parts.insert(name, format!("{} x{}", short(&sample.cache_key), sample.repeats));
         }
         Fingerprint { whole: hasher.finalize().to_hex().to_string(), parts }
     }

@@ -8,7 +8,8 @@
 //!     ├── hashes.json                    checksums of files by path, length, time and inode
 //!     ├── 5a0c….safetensors              a shard; its name is its BLAKE3 checksum
 //!     │     __metadata__                   address: checksum of the entry, names of its tensors
-//!     │     ADDRESS.mean                   of an image: F32 [channels, height, width], as the VAE gives it
+//!     │     ADDRESS.mean                   of an image: F32 [channels, height, width], as the VAE gives it;
+//!     │                                    of a clip: F32 [channels, frames, height, width]
 //!     │     ADDRESS.deviation              F32, the same shape
 //!     │     ADDRESS.tokens                 of a text: what the family's model is told, SD3's
 //!     │     ADDRESS.pooled                 in the format that the model is run in
@@ -40,6 +41,7 @@ use compute::{Device, DeviceKind, Quantisation};
 use weights::BytesDoneFn;
 use weights::checksum::{Hash, Hasher};
 
+pub use bucketed::media_kinds;
 pub use import::ImportedEntries;
 pub use index::{CacheIndex, CachedLatents};
 pub use reference::{CachedPrompt, CachedReference};
@@ -49,7 +51,7 @@ use crate::config::RunConfig;
 use crate::config::data::DataConfig;
 use crate::cost::{Stage, StageMemory, UNLIMITED, nearest_fitting, too_large};
 use crate::data::caption::variants;
-use crate::data::{Bucket, Problem, ProblemKind, SizeCounts};
+use crate::data::{Problem, ProblemKind, SampleSize, SizeCounts};
 use crate::demo::draw_set;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::hashes::{HashCache, field};
@@ -63,7 +65,7 @@ use crate::sample::reference::fit_references;
 use bucketed::check_any;
 use encode::{PendingImage, dry_run_images, encode_images, encode_texts};
 use reference::ReferenceHasher;
-use scaled::{RESOLUTIONS, scaled_counts};
+use scaled::{RESOLUTIONS, fewer_frames, scaled_counts, shortened_counts};
 use select::{captions, select};
 use store::CacheStore;
 
@@ -204,11 +206,11 @@ impl<'a> CacheBuilder<'a> {
     }
 
     /// How many latents of each size would be encoded: of images, and of their references.
-    pub fn to_encode(&self) -> [SizeCounts<Bucket>; 2] {
+    pub fn to_encode(&self) -> [SizeCounts<SampleSize>; 2] {
         let mut counts = [SizeCounts::new(), SizeCounts::new()];
         for image in &self.images {
             let of_kind = &mut counts[usize::from(image.is_reference())];
-            *of_kind.entry(image.bucket).or_default() += image.wanted.len();
+            *of_kind.entry(image.size).or_default() += image.wanted.len();
         }
         counts
     }
@@ -230,13 +232,13 @@ impl<'a> CacheBuilder<'a> {
 
     fn planned(
         &self,
-        counts: &[SizeCounts<Bucket>; 2],
+        counts: &[SizeCounts<SampleSize>; 2],
         precision: Precision,
         kind: DeviceKind,
         limit: usize,
     ) -> Result<CachePlan> {
         let mut stages: Vec<Stage> =
-            plan_images(self.pipeline, counts, kind)?.into_iter().collect();
+            plan_images(self.pipeline, counts, kind, limit)?.into_iter().collect();
         let mut loading = EncoderLoading::Whole;
         if !self.prompts.is_empty() {
             let (encoders, n) = (&self.pipeline.encoders, self.prompts.len());
@@ -254,19 +256,25 @@ impl<'a> CacheBuilder<'a> {
         largest_images(&self.pipeline.encoders, sizes)
     }
 
-    /// What could be changed in the job: the format of text encoders, then the size of images, then both.
+    /// What could be changed in the job: the format of text encoders, then the length of clips, then the size of images,
+    /// then the first with one of the others.
     fn remedy(&self, kind: DeviceKind, limit: usize) -> Result<Option<Remedy>> {
         const QUANTISED: &str = "base.quantise_encoders = \"nf4\"";
         let (precision, counts) = (self.precision, self.to_encode());
         let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
         let can_quantise = precision.base != quantised.base;
+        let [of_images, of_references] = &counts;
+        let longest = of_images.keys().map(|size| size.frames).max().unwrap_or(1);
+        let unit = self.pipeline.vae.temporal_scale_factor();
         let smaller = || {
+            let shorter = fewer_frames(longest, unit).map(|frames| {
+                (format!("data.frames = {frames}"), shortened_counts(of_images, frames))
+            });
             let sides = RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
-            sides.map(|side| {
-                let change = format!("data.resolution = {side}");
-                let [images, references] = &counts;
-                (change, [scaled_counts(images, self.data, side), references.clone()])
-            })
+            let scaled = sides.map(|side| {
+                (format!("data.resolution = {side}"), scaled_counts(of_images, self.data, side))
+            });
+            shorter.chain(scaled).map(|(change, images)| (change, [images, of_references.clone()]))
         };
         let weights = can_quantise.then(|| (QUANTISED.to_owned(), (quantised, self.to_encode())));
         let images = smaller().map(|(change, counts)| (change, (precision, counts)));
@@ -336,18 +344,19 @@ fn older(folder: &Path) -> Vec<Problem> {
 /// The cost of encoding so many images and references, by a dry run; `None` if there are none.
 pub(crate) fn plan_images(
     pipeline: &Pipeline,
-    [images, references]: &[SizeCounts<Bucket>; 2],
+    [images, references]: &[SizeCounts<SampleSize>; 2],
     kind: DeviceKind,
+    limit: usize,
 ) -> Result<Option<Stage>> {
     let mut counts = images.clone();
-    for (bucket, n) in references {
-        *counts.entry(*bucket).or_default() += n;
+    for (size, n) in references {
+        *counts.entry(*size).or_default() += n;
     }
     if counts.is_empty() {
         return Ok(None);
     }
     let device = Device::meta(kind, UNLIMITED);
-    let cost = dry_run_images(pipeline, &device, &counts)?;
+    let cost = dry_run_images(pipeline, &device, &counts, limit)?;
     let phase = StageMemory { name: IMAGES_PHASE, peak_bytes: device.usage().extent };
     Ok(Some(Stage { memory: phase, cost }))
 }

@@ -9,18 +9,23 @@ use compute::RandomSequence;
 use weights::BytesDoneFn;
 use weights::checksum::{FileStamp, Hash, Hasher};
 
-use super::bucketed::{BucketedFolder, BucketedImage, assign_buckets, check_any, n_held_out};
+use super::bucketed::{
+    BucketedFolder, BucketedImage, assign_buckets, check_any, n_held_out, n_items,
+};
 use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
 use crate::config::data::{self, DataConfig, ValidationSplit};
 use crate::data::caption::{CaptionSettings, Shuffle};
-use crate::data::{Bucket, Crop, Problem, ProblemKind, SampleSize};
+use crate::data::{Bucket, Clip, ClipSegment, Crop, ImageItem, Problem, ProblemKind, SampleSize};
 use crate::error::{Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::diffusion::Pipeline;
 
 /// Incremented when the same image would give other latents: another way to scale, or to encode.
 pub(super) const IMAGES_VERSION: u64 = 1;
+
+/// The same of clips.
+const CLIPS_VERSION: u64 = 1;
 
 /// Keep these random numbers apart from others of the same seed: "crop", "hold".
 const CROP_PURPOSE: u64 = 0x6372_6f70_0000_0000;
@@ -44,8 +49,10 @@ pub struct CachedSample {
     /// Its reference images, for an editing model.
     pub references: Vec<Arc<CachedReference>>,
     pub(super) crop: Crop,
-    /// The file's stamp when its checksum was taken.
-    pub(super) stamp: FileStamp,
+    /// Of a clip, the part that is seen.
+    pub(super) clip: Option<ClipPart>,
+    /// The stamps of its files when their checksums were taken.
+    pub(super) stamps: Vec<FileStamp>,
     pub(super) cache_key: CacheKey,
     /// The latents of its mirror image, if it is shown too.
     pub(crate) mirrored_key: Option<CacheKey>,
@@ -53,10 +60,35 @@ pub struct CachedSample {
     draw: u32,
 }
 
+/// A segment of a clip.
+#[derive(Clone, Debug)]
+pub(super) struct ClipPart {
+    pub clip: Arc<Clip>,
+    /// Width and height of its frames.
+    pub size: [u32; 2],
+    pub segment: ClipSegment,
+}
+
 impl CachedSample {
     /// What its work depends on.
     pub fn size(&self) -> SampleSize {
-        SampleSize::new(self.bucket, self.references.iter().map(|reference| reference.size))
+        let references = self.references.iter().map(|reference| reference.size);
+        SampleSize::new(self.bucket, references).with_frames(self.frames())
+    }
+
+    /// Frames of a clip; 1 of an image.
+    pub fn frames(&self) -> usize {
+        self.clip.as_ref().map_or(1, |part| part.segment.frames)
+    }
+
+    /// The frame at which a later segment of a clip begins.
+    pub(super) fn start(&self) -> Option<usize> {
+        Some(self.clip.as_ref()?.segment.start).filter(|start| *start > 0)
+    }
+
+    /// Whether it is a clip, or an image.
+    pub fn is_clip(&self) -> bool {
+        self.clip.is_some()
     }
 
     /// A text as the text encoder sees it with the sample's references.
@@ -84,21 +116,24 @@ pub(super) fn select(
     let vae = hashes.hash_files(&pipeline.vae.sources(), tick)?;
     let mut samples = Vec::with_capacity(images.len());
     let mut first = HashMap::<Hash, PathBuf>::new();
+    let mut last = None;
     for image in images {
         let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: data.flip };
         let references = references(&image, &mut hasher, tick);
-        let hashed = references
-            .and_then(|references| Ok((references, hashes.hash_file(&image.item.path, tick)?)));
+        let hashed = references.and_then(|references| {
+            Ok((references, hash_item(&image.item, &mut last, hashes, tick)?))
+        });
         match hashed {
-            Ok((references, (hash, stamp))) => {
+            Ok((references, HashedItem { hash, stamps, .. })) => {
                 let path = &image.item.path;
+                let other = first.get(&hash).filter(|other| *other != path);
                 // The same result of other references is another sample.
-                if let Some(other) = first.get(&hash).filter(|_| references.is_empty()) {
+                if let Some(other) = other.filter(|_| references.is_empty()) {
                     let kind = ProblemKind::SameImage { other: other.clone() };
                     problems.push(Problem::warning(path, kind));
                 }
                 first.entry(hash).or_insert_with(|| path.clone());
-                let addressing = CacheKeyInputs { data, seed, vae, hash, stamp };
+                let addressing = CacheKeyInputs { data, seed, vae, hash, stamps };
                 samples.push(CachedSample { references, ..addressing.sample(image) });
             }
             Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
@@ -113,6 +148,39 @@ pub(super) fn select(
     check_any(samples.iter().map(|sample| sample.repeats), data, &problems)?;
     let (train, held_out) = hold_out(samples, data.validation)?;
     Ok(SampleSelection { train, held_out, problems })
+}
+
+/// The checksum of an image or a clip.
+#[derive(Clone)]
+struct HashedItem {
+    path: PathBuf,
+    hash: Hash,
+    stamps: Vec<FileStamp>,
+}
+
+/// Of a folder of frames, the checksum of theirs in their order. `last` is the one before, since segments of a clip follow
+/// each other.
+fn hash_item(
+    item: &ImageItem,
+    last: &mut Option<HashedItem>,
+    hashes: &mut HashCache,
+    tick: BytesDoneFn<'_>,
+) -> Result<HashedItem> {
+    if let Some(known) = last.as_ref().filter(|known| known.path == item.path) {
+        return Ok(known.clone());
+    }
+    let own = vec![item.path.as_path()];
+    let files = item.clip.as_ref().map_or(own, |clip| clip.files(&item.path));
+    let hashed: Vec<(Hash, FileStamp)> =
+        files.iter().map(|file| hashes.hash_file(file, tick)).collect::<Result<_>>()?;
+    let mut hasher = Hasher::new();
+    for (hash, _) in &hashed {
+        field(&mut hasher, hash.as_bytes());
+    }
+    // A file has its own, as images always had.
+    let hash = if let [(hash, _)] = hashed[..] { hash } else { hasher.finalize() };
+    let stamps = hashed.into_iter().map(|(_, stamp)| stamp).collect();
+    Ok(last.insert(HashedItem { path: item.path.clone(), hash, stamps }).clone())
 }
 
 /// The references of an image that its model takes, hashed.
@@ -143,10 +211,12 @@ fn hold_out(
     mut samples: Vec<CachedSample>,
     validation: ValidationSplit,
 ) -> Result<(Vec<CachedSample>, Vec<CachedSample>)> {
-    let n_held = n_held_out(samples.len(), validation)?;
+    let n_held = n_held_out(n_items(samples.iter().map(|sample| &*sample.path)), validation)?;
     let mut draws: Vec<(u32, PathBuf)> =
         samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
     draws.sort();
+    // All segments of a clip are held out, or none: they look alike.
+    draws.dedup();
     let held: HashSet<PathBuf> = draws.into_iter().take(n_held).map(|(_, path)| path).collect();
     let held_out = samples.extract_if(.., |sample| held.contains(&sample.path)).collect();
     Ok((samples, held_out))
@@ -158,13 +228,15 @@ struct CacheKeyInputs<'a> {
     seed: u64,
     vae: Hash,
     hash: Hash,
-    stamp: FileStamp,
+    stamps: Vec<FileStamp>,
 }
 
 impl CacheKeyInputs<'_> {
     fn sample(&self, image: BucketedImage) -> CachedSample {
-        let (BucketedImage { item, bucket, repeats, .. }, crop) = (image, self.crop());
-        let mirrored = self.data.flip.then(|| self.cache_key(bucket, crop, true));
+        let (BucketedImage { item, bucket, segment, repeats, .. }, crop) = (image, self.crop());
+        let key = |is_mirrored| self.cache_key(bucket, segment, crop, is_mirrored);
+        let clip = item.clip.zip(segment);
+        let clip = clip.map(|(clip, segment)| ClipPart { clip, size: item.size, segment });
         CachedSample {
             path: item.path,
             caption: item.caption,
@@ -172,9 +244,10 @@ impl CacheKeyInputs<'_> {
             repeats,
             references: Vec::new(),
             crop,
-            stamp: self.stamp,
-            cache_key: self.cache_key(bucket, crop, false),
-            mirrored_key: mirrored,
+            clip,
+            stamps: self.stamps.clone(),
+            cache_key: key(false),
+            mirrored_key: self.data.flip.then(|| key(true)),
             draw: self.random(HOLD_PURPOSE).word(0),
         }
     }
@@ -195,10 +268,26 @@ impl CacheKeyInputs<'_> {
         }
     }
 
-    fn cache_key(&self, bucket: Bucket, crop: Crop, is_mirrored: bool) -> CacheKey {
+    fn cache_key(
+        &self,
+        bucket: Bucket,
+        segment: Option<ClipSegment>,
+        crop: Crop,
+        is_mirrored: bool,
+    ) -> CacheKey {
         let mut hasher = Hasher::new();
-        field(&mut hasher, b"latents");
-        field(&mut hasher, &IMAGES_VERSION.to_le_bytes());
+        match segment {
+            None => {
+                field(&mut hasher, b"latents");
+                field(&mut hasher, &IMAGES_VERSION.to_le_bytes());
+            }
+            Some(ClipSegment { start, frames, fps }) => {
+                field(&mut hasher, b"clip");
+                for number in [CLIPS_VERSION, start as u64, frames as u64, fps as u64] {
+                    field(&mut hasher, &number.to_le_bytes());
+                }
+            }
+        }
         field(&mut hasher, self.hash.as_bytes());
         field(&mut hasher, self.vae.as_bytes());
         for side in [bucket.width, bucket.height] {

@@ -35,6 +35,12 @@ section! {
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
         /// Reference images of an editing model are scaled to the area of a square with this side (musubi: `control_resolution`)
         reference_resolution: usize = Default(1024), Multiple(32.0, 8192.0);
+        /// Frames of a training clip, for a video model: 4·k + 1; shorter clips have fewer. Not set: as the model was trained (musubi: `target_frames`)
+        frames: Option<usize> = Default(None), Within(1.0, 10_000.0);
+        /// Frames per second that clips are resampled to, for a video model. Not set: as the model was trained
+        fps: Option<usize> = Default(None), Within(1.0, 240.0);
+        /// Segments of a clip, spread evenly from its beginning to its end, for a video model; 1 is its beginning
+        segments: usize = Default(1), Within(1.0, 10_000.0);
         /// Horizontal flip of half of the images, references too (kohya: `flip_aug`)
         flip: bool = Default(false), Any;
         /// How often each image is seen in an epoch (kohya: `num_repeats`)

@@ -84,6 +84,9 @@ const EVERY_KEY: &[&str] = &[
     "data.bucket_step=32",
     "data.flip=true",
     "data.reference_resolution=512",
+    "data.frames=81",
+    "data.fps=16",
+    "data.segments=3",
     "data.repeats=3",
     "data.crop=random",
     "data.trigger=xyz",
@@ -412,6 +415,8 @@ fn a_scale_that_the_base_has_no_use_for_is_refused() {
         (schnell, "sample.guidance_scale=3.5", "a FLUX.1 schnell base"),
         ("base.path=stable-diffusion-3.5-medium", "train.guidance_scale=3.5", "an SD3 base"),
         ("base.path=stable-diffusion-3.5-medium", "sample.true_cfg_scale=2", "an SD3 base"),
+        ("base.path=stable-diffusion-3.5-medium", "data.frames=81", "an SD3 base"),
+        (schnell, "data.segments=2", "a FLUX.1 schnell base"),
     ] {
         let said = of(base, &[key]).unwrap_err().to_string();
         assert!(said.contains(&format!("has no effect with {found}")), "{said}");

@@ -13,7 +13,7 @@ use super::text::{RawText, TextConfig};
 use super::value::{ImageSize, Switch};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::TargetPreset;
-use crate::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
+use crate::model::diffusion::family::{DiffusionFamily, SamplingDefaults, VideoDefaults};
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::kind;
 use crate::text::HeldOut;
@@ -55,6 +55,9 @@ const IMAGE_ONLY_KEYS: [&str; 11] = [
     // PEFT's is the one that readers of language models know.
     "output.formats",
 ];
+
+/// Keys that mean nothing where a model makes images.
+const VIDEO_KEYS: [&str; 3] = ["data.frames", "data.fps", "data.segments"];
 
 /// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
 /// 2305.14314, section 4).
@@ -122,12 +125,23 @@ impl TrainingData {
         family: &DiffusionFamily,
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<(), ConfigError> {
-        let Self::Images { sample, .. } = self else { return Ok(()) };
+        let Self::Images { data, sample } = self else { return Ok(()) };
         let SamplingDefaults { steps, guidance, resolution: side } = family.sampling;
         rows.of_family(family, "sample.steps", &mut sample.steps, steps);
         rows.of_family(family, "sample.guidance_scale", &mut sample.guidance_scale, guidance);
         let size = ImageSize { width: side, height: side };
         rows.of_family(family, "sample.size", &mut sample.size, size);
+        match family.video {
+            Some(VideoDefaults { frames, fps }) => {
+                rows.of_family(family, "data.frames", &mut data.frames, Some(frames));
+                rows.of_family(family, "data.fps", &mut data.fps, Some(fps));
+            }
+            None => {
+                for key in VIDEO_KEYS {
+                    rows.leave_out(key, &family.as_base())?;
+                }
+            }
+        }
         if family.guidance.is_classifier_free() {
             rows.leave_out("sample.true_cfg_scale", &family.as_base())?;
         }

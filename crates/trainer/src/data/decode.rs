@@ -28,7 +28,7 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
 }
 
 /// Whole channels are converted by `image`, which rounds 16 bits to the nearest of 8.
-fn over_white(image: DynamicImage) -> Pixels {
+pub(super) fn over_white(image: DynamicImage) -> Pixels {
     let (width, height) = (image.width(), image.height());
     if !image.color().has_alpha() {
         return Pixels { width, height, rgb: image.into_rgb8().into_raw() };

@@ -123,7 +123,7 @@ impl ImageFile {
 
     fn gif(&mut self) -> Result<HeaderInfo, ImageError> {
         let size = size(&GifDecoder::new(self.from(0)?)?);
-        let n_frames = gif_frames(self.from(6)?)?;
+        let n_frames = gif_frames(&mut self.file)?;
         Ok((size, Orientation::NoTransforms, n_frames > 1))
     }
 
@@ -179,22 +179,56 @@ fn png_end(file: &mut BufReader<File>) -> io::Result<()> {
 
 /// Counts frames up to the second, which is enough to detect an animation.
 fn gif_frames(file: &mut BufReader<File>) -> io::Result<usize> {
+    let mut n_frames = 0;
+    gif_blocks(file, |block| {
+        n_frames += usize::from(block == GifBlock::Frame);
+        n_frames < 2
+    })?;
+    Ok(n_frames)
+}
+
+/// What a GIF is made of, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GifBlock {
+    /// How long the next frame is shown, in hundredths of a second.
+    Control { delay: u16 },
+    /// A frame.
+    Frame,
+}
+
+/// Walks through the blocks as long as it is told to go on. A file may lack its end, but not the end of a block.
+pub(super) fn gif_blocks(
+    file: &mut BufReader<File>,
+    mut on_block: impl FnMut(GifBlock) -> bool,
+) -> io::Result<()> {
+    file.seek(SeekFrom::Start(6))?;
     let [_, _, _, _, flags, _, _] = array(file)?;
     skip_colours(file, flags)?;
-    let mut n_frames = 0;
+    let mut has_frame = false;
     loop {
         match array(file) {
             // An extension: a label, then blocks.
-            Ok([0x21]) => array::<1>(file).map(drop)?,
-            Ok([0x2c]) if n_frames == 1 => return Ok(2),
+            Ok([0x21]) => {
+                if array(file)? == [0xf9] {
+                    let [length, _, low, high, _] = array(file)?;
+                    file.seek_relative(i64::from(length) - 4)?;
+                    let delay = u16::from_le_bytes([low, high]);
+                    if !on_block(GifBlock::Control { delay }) {
+                        return Ok(());
+                    }
+                }
+            }
             Ok([0x2c]) => {
+                if !on_block(GifBlock::Frame) {
+                    return Ok(());
+                }
                 let [.., flags] = array::<9>(file)?;
                 skip_colours(file, flags)?;
                 array::<1>(file)?;
-                n_frames = 1;
+                has_frame = true;
             }
-            Ok(_) => return Ok(n_frames),
-            Err(_) if n_frames == 1 => return Ok(1),
+            Ok(_) => return Ok(()),
+            Err(_) if has_frame => return Ok(()),
             Err(error) => return Err(error),
         }
         skip_blocks(file)?;

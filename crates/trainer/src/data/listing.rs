@@ -14,6 +14,9 @@ const IMAGES: &[&str] = &[
     "heic", "heif", "jxl", "jp2", "psd",
 ];
 
+/// Endings of videos.
+const VIDEOS: &[&str] = &["mp4", "m4v", "mov", "webm", "mkv", "avi"];
+
 /// Endings of captions, the first one found is taken.
 const CAPTIONS: &[&str] = &["txt", "caption"];
 
@@ -22,6 +25,7 @@ const CAPTIONS: &[&str] = &["txt", "caption"];
 pub(super) struct FolderListing {
     pub(super) folders: Vec<PathBuf>,
     pub(super) images: Vec<PathBuf>,
+    pub(super) videos: Vec<PathBuf>,
     /// By the name without its ending.
     pub(super) captions: BTreeMap<OsString, Vec<PathBuf>>,
     pub(super) metadata: Vec<PathBuf>,
@@ -52,6 +56,8 @@ impl FolderListing {
             self.folders.push(path);
         } else if has(IMAGES) {
             self.images.push(path);
+        } else if is_video(&path) {
+            self.videos.push(path);
         } else if !path.is_file() {
             // A pipe would be waited for. Images are asked the same when they are opened, and
             // reported; a caption that is none is missed anyway.
@@ -64,6 +70,11 @@ impl FolderListing {
             self.others.push(path);
         }
     }
+}
+
+/// Whether a file is named like a video.
+pub(super) fn is_video(path: &Path) -> bool {
+    VIDEOS.iter().any(|ending| has_ending(path, ending))
 }
 
 /// Hidden files, among them the `._*` of macOS, and what systems leave behind.

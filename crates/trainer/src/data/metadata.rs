@@ -4,6 +4,7 @@
 //! ```text
 //! {"file_name": "a.png", "text": "a dog"}
 //! {"image_path": "a.png", "caption": "a dog", "control_path_0": "in/a.png", "control_path_1": "in/b.png"}
+//! {"video_path": "walk.mp4", "caption": "a dog walks"}     a folder of frames is named in the same way
 //! {"image": "a.png", "prompt": "a dog", "edit_image": ["in/a.png", "in/b.png"]}
 //! ```
 
@@ -14,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::problem::{Problem, ProblemKind};
+use super::scan::MediaKinds;
 use super::{csv, text};
 
 /// The files' names.
@@ -34,6 +36,7 @@ pub(super) type MetadataEntries = BTreeMap<PathBuf, MetadataEntry>;
 /// Columns that name the image, its caption and its references; of the first two, the first one found
 /// is taken.
 const IMAGE: [&str; 3] = ["file_name", "image_path", "image"];
+const IMAGE_OR_CLIP: [&str; 5] = ["file_name", "video_path", "video", "image_path", "image"];
 const CAPTION: [&str; 3] = ["text", "caption", "prompt"];
 const REFERENCES: [&str; 5] =
     ["control_path", "edit_image", "reference", "references", "conditioning_image"];
@@ -42,7 +45,12 @@ const REFERENCES: [&str; 5] =
 type MetadataLine = Map<String, Value>;
 
 /// Reads a file line by line; a bad line is skipped and reported.
-pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Vec<Problem>) {
+pub(super) fn read(
+    path: &Path,
+    media: MediaKinds,
+    entries: &mut MetadataEntries,
+    problems: &mut Vec<Problem>,
+) {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -54,7 +62,7 @@ pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Ve
     for (number, line) in if is_table { rows(bytes) } else { lines(bytes) } {
         let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
         let line = line.map_err(malformed);
-        if let Err(kind) = line.and_then(|line| enter(path, number, &line, entries)) {
+        if let Err(kind) = line.and_then(|line| enter(path, number, &line, media, entries)) {
             problems.push(Problem::skipped(path, kind));
         }
     }
@@ -97,7 +105,7 @@ fn rows(bytes: &[u8]) -> MetadataLines {
 
 fn known_column(name: &[u8]) -> Option<&str> {
     let is_known = |name: &&str| {
-        IMAGE.contains(name) || CAPTION.contains(name) || reference_rank(name).is_some()
+        IMAGE_OR_CLIP.contains(name) || CAPTION.contains(name) || reference_rank(name).is_some()
     };
     std::str::from_utf8(name).ok().filter(is_known)
 }
@@ -106,12 +114,19 @@ fn enter(
     path: &Path,
     number: usize,
     line: &MetadataLine,
+    media: MediaKinds,
     entries: &mut MetadataEntries,
 ) -> Result<(), ProblemKind> {
     let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
-    let name = first_text(line, &IMAGE).map_err(malformed)?;
-    let name = name.ok_or_else(|| malformed("has no file_name, image_path or image".into()))?;
-    let image = existing(path, number, Path::new(name))?;
+    let (columns, expected) = match media {
+        MediaKinds::Images => (&IMAGE[..], "has no file_name, image_path or image"),
+        MediaKinds::ImagesAndClips => {
+            (&IMAGE_OR_CLIP[..], "has no file_name, video_path, video, image_path or image")
+        }
+    };
+    let name = first_text(line, columns).map_err(malformed)?;
+    let name = name.ok_or_else(|| malformed(expected.into()))?;
+    let image = existing(path, number, Path::new(name), media)?;
     if entries.contains_key(&image) {
         return Err(malformed(format!("names {name} again")));
     }
@@ -171,9 +186,15 @@ fn names(value: &Value) -> Option<Vec<String>> {
 }
 
 /// A path beside the metadata file, if there is a file.
-fn existing(metadata: &Path, line: usize, name: &Path) -> Result<PathBuf, ProblemKind> {
+fn existing(
+    metadata: &Path,
+    line: usize,
+    name: &Path,
+    media: MediaKinds,
+) -> Result<PathBuf, ProblemKind> {
     let path = beside(metadata, name);
-    if path.is_file() {
+    // A folder may be a clip.
+    if path.is_file() || (media == MediaKinds::ImagesAndClips && path.is_dir()) {
         return Ok(path);
     }
     Err(ProblemKind::MetadataMissingFile { line, name: name.display().to_string() })

@@ -1,7 +1,7 @@
-//! Image datasets: folders of images and captions, up to the pixels and texts of one step. Knows nothing
+//! Image and video datasets: folders of images, clips and captions, up to the pixels and texts of one step. Knows nothing
 //! of models, devices or training; a problem with a file is a value, never the end of a scan.
 //!
-//! `scan` finds images with their captions, `decode` decodes one, `bucket` chooses its size, `resize` scales
+//! `scan` finds images and clips with their captions, `decode` decodes an image, `clip` the frames of a clip, `bucket` chooses its size, `resize` scales
 //! and crops it, `caption` augments captions, `batch_sampler` decides which images a step sees.
 //!
 //! Deliberately absent: colour profiles and PNG's gamma. The images that models were pretrained on were
@@ -10,6 +10,8 @@
 pub mod batch_sampler;
 pub mod bucket;
 pub mod caption;
+pub mod clip;
+mod clip_folder;
 pub(crate) mod csv;
 pub mod decode;
 pub mod fault;
@@ -33,13 +35,14 @@ use std::collections::BTreeMap;
 pub use crate::pixels::Pixels;
 pub use batch_sampler::BatchSampler;
 pub use bucket::{Bucket, Buckets};
+pub use clip::{Clip, ClipSegment};
 pub use decode::decode;
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};
 pub use reference::{ReferenceSize, SampleSize};
-pub use resize::{Crop, resize_and_crop, to_chw};
-pub use scan::{FolderScan, ImageItem, ReferenceImage, scan};
+pub use resize::{Crop, frames_to_chw, resize_and_crop, to_chw};
+pub use scan::{FolderScan, ImageItem, MediaKinds, ReferenceImage, scan};
 
 /// Sizes of samples that occur, each with how many there are.
 pub type SizeCounts<S> = BTreeMap<S, usize>;

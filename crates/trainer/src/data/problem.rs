@@ -2,11 +2,12 @@
 //! are shown together after a scan, so none of them ends it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use machine::Bytes;
 
 use super::bucket::Bucket;
+use super::clip::install_command;
 use super::fault::{FileSpan, TextFault};
 
 /// Something wrong or noteworthy about one file or folder.
@@ -133,6 +134,83 @@ pub enum ProblemKind {
     /// Several frames.
     #[error("is animated: the first frame is taken")]
     Animated,
+    /// Not a video, despite its name.
+    #[error("is not a video: looks like {looks_like}")]
+    NotAVideo {
+        /// What the first bytes are like.
+        looks_like: String,
+    },
+    /// Videos that cannot be read without another program.
+    #[error(
+        "has {n} video{}, which the program ffmpeg reads, and it is not installed: {}",
+        if *n == 1 { "" } else { "s" }, install_command()
+    )]
+    ProgramMissing {
+        /// How many there are in the folder.
+        n: usize,
+    },
+    /// A folder that metadata names as a clip, and that is none.
+    #[error("is not a clip: a folder of frames has at least two images, name_1.png, name_2.png, …")]
+    NotFrames,
+    /// A frame that cannot be decoded.
+    #[error("has a frame that cannot be used: {} {why}", name(frame))]
+    ClipFrame {
+        /// The frame.
+        frame: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Frames of several sizes.
+    #[error(
+        "has frames of two sizes: the first of {} x {} pixels, {} of {} x {}",
+        first[0], first[1], name(frame), size[0], size[1]
+    )]
+    ClipSizes {
+        /// Of the first frame.
+        first: [u32; 2],
+        /// The first that differs.
+        frame: PathBuf,
+        /// Of that.
+        size: [u32; 2],
+    },
+    /// Fewer frames than its header promises.
+    #[error("ends early: {found} of {expected} frames can be decoded")]
+    ClipEndsEarly {
+        /// As many as there are.
+        found: usize,
+        /// As many as there should be.
+        expected: usize,
+    },
+    /// More frames than the limit.
+    #[error("is too long: {frames} frames, most is {most}")]
+    ClipTooLong {
+        /// How many there are.
+        frames: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// Too few frames to be a clip.
+    #[error("is too short: {frames} frames at {fps} fps, least is {least}")]
+    ClipTooShort {
+        /// How many there are.
+        frames: usize,
+        /// At so many a second.
+        fps: usize,
+        /// The fewest that a model sees as a clip.
+        least: usize,
+    },
+    /// Fewer frames than the job asks for.
+    #[error("has {frames} frames at {fps} fps, data.frames is {wanted}: {used} are used")]
+    ClipShort {
+        /// How many there are.
+        frames: usize,
+        /// At so many a second.
+        fps: usize,
+        /// As many as the job asks for.
+        wanted: usize,
+        /// As many as are trained on.
+        used: usize,
+    },
     /// Neither a caption file nor metadata nor words in the folder's name.
     #[error("has no caption: an empty one is taken")]
     CaptionMissing,
@@ -269,6 +347,11 @@ pub enum ProblemKind {
     },
 }
 
+/// The name of a file, without its folder.
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).display().to_string()
+}
+
 /// The resolution that an image fits.
 fn fitting(resolution: Option<usize>) -> String {
     let fits = |side| format!("it fits data.resolution = {side}");
@@ -313,6 +396,21 @@ impl ProblemKind {
             Self::ReferenceNone => "without a reference image, which this model needs",
             Self::ReferencesUnused => "images with references, which this model does not take",
             Self::ReferenceTooLong { .. } => "with a reference that is too long and narrow",
+            Self::NotAVideo { .. } => "not a video",
+            Self::ProgramMissing { .. } => {
+                return format!("videos: ffmpeg is not installed ({})", install_command());
+            }
+            Self::NotFrames => "not a folder of frames",
+            Self::ClipFrame { .. } => "clips with a frame that cannot be used",
+            Self::ClipSizes { .. } => "clips with frames of two sizes",
+            Self::ClipEndsEarly { .. } => "clips that end early",
+            Self::ClipTooLong { .. } => "clips that are too long",
+            Self::ClipTooShort { least, fps, .. } => {
+                return format!("clips shorter than {least} frames at {fps} fps");
+            }
+            Self::ClipShort { wanted, .. } => {
+                return format!("clips shorter than data.frames = {wanted}");
+            }
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
             Self::CaptionEmpty => "images with an empty caption",
@@ -339,6 +437,7 @@ impl ProblemKind {
     /// How many things it is about: one, or the records of a stretch.
     pub(super) fn count(&self) -> usize {
         match self {
+            Self::ProgramMissing { n } => *n,
             Self::Text { at, fault } => fault.count().unwrap_or(at.map_or(1, FileSpan::count)),
             _ => 1,
         }
@@ -366,6 +465,14 @@ impl ProblemKind {
                 | Self::TooSmall { .. }
                 | Self::Huge { .. }
                 | Self::TooLong { .. }
+                | Self::NotAVideo { .. }
+                | Self::ProgramMissing { .. }
+                | Self::NotFrames
+                | Self::ClipFrame { .. }
+                | Self::ClipSizes { .. }
+                | Self::ClipEndsEarly { .. }
+                | Self::ClipTooLong { .. }
+                | Self::ClipTooShort { .. }
                 | Self::ReferenceNone
                 | Self::ReferenceTooLong { .. }
                 | Self::ReferenceUnusable { .. }
@@ -381,6 +488,7 @@ impl ProblemKind {
                 | Self::Ignored
                 | Self::CacheOlder
                 | Self::ScaledUp { .. }
+                | Self::ClipShort { .. }
                 | Self::ReferencesUnused
         )
     }

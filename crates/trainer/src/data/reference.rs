@@ -45,6 +45,12 @@ impl SampleSize {
         Self { frames, ..self }
     }
 
+    /// The same in another bucket.
+    #[must_use]
+    pub fn with_bucket(self, bucket: Bucket) -> Self {
+        Self { bucket, ..self }
+    }
+
     /// Of its references.
     pub fn references(&self) -> impl Iterator<Item = ReferenceSize> {
         self.references.into_iter().flatten()

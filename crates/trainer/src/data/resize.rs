@@ -34,20 +34,31 @@ pub fn resize_and_crop(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
 
 /// As [3, height, width] from -1 to 1, mirrored left to right if asked.
 pub fn to_chw(pixels: &Pixels, flip: bool) -> Vec<f32> {
-    let row_bytes = pixels.width as usize * 3;
-    let mut numbers = Vec::with_capacity(pixels.rgb.len());
+    frames_to_chw(std::slice::from_ref(pixels), flip)
+}
+
+/// The frames of a clip as [3, frames, height, width], in the same way.
+pub fn frames_to_chw(frames: &[Pixels], flip: bool) -> Vec<f32> {
+    let mut numbers = Vec::with_capacity(frames.iter().map(|frame| frame.rgb.len()).sum());
     for colour in 0..3 {
-        for row in pixels.rgb.chunks_exact(row_bytes.max(1)) {
-            let number = |pixel: &[u8]| f32::from(pixel[colour]) / 127.5 - 1.0;
-            let pixels = row.chunks_exact(3);
-            if flip {
-                numbers.extend(pixels.rev().map(number));
-            } else {
-                numbers.extend(pixels.map(number));
-            }
+        for frame in frames {
+            add_colour(frame, colour, flip, &mut numbers);
         }
     }
     numbers
+}
+
+fn add_colour(pixels: &Pixels, colour: usize, flip: bool, numbers: &mut Vec<f32>) {
+    let row_bytes = pixels.width as usize * 3;
+    for row in pixels.rgb.chunks_exact(row_bytes.max(1)) {
+        let number = |pixel: &[u8]| f32::from(pixel[colour]) / 127.5 - 1.0;
+        let pixels = row.chunks_exact(3);
+        if flip {
+            numbers.extend(pixels.rev().map(number));
+        } else {
+            numbers.extend(pixels.map(number));
+        }
+    }
 }
 
 /// The smallest size of the image's aspect that covers another. The side that decides is met

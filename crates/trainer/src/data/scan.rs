@@ -2,12 +2,14 @@
 //! before any work is done. Reads names and headers of files; only a JPEG or PNG whose end is not where
 //! it should be is read through.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use weights::{BytesDoneFn, WeightsError};
 
+use super::clip::{self, Clip, Media, SizedClip};
 use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
@@ -20,10 +22,20 @@ pub const MIN_SIDE: u32 = 64;
 /// Most references of an image. Taken: Qwen-Image-Edit-2509 was trained with one to three.
 pub const MAX_REFERENCES: usize = 3;
 
-/// An image to train with.
+/// What is looked for in a folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MediaKinds {
+    /// Images; of animated ones the first frame, and no videos.
+    #[default]
+    Images,
+    /// Images, and clips of any kind.
+    ImagesAndClips,
+}
+
+/// An image or clip to train with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageItem {
-    /// The image.
+    /// The image, the clip, or the folder of its frames.
     pub path: PathBuf,
     /// Its caption, trimmed; empty if there is none.
     pub caption: String,
@@ -34,6 +46,8 @@ pub struct ImageItem {
     /// What it was made from, for image-editing models; reference 1 first, at most
     /// [`MAX_REFERENCES`].
     pub references: Vec<ReferenceImage>,
+    /// Of a clip, its frames.
+    pub clip: Option<Arc<Clip>>,
 }
 
 /// An image that an image-editing model is given beside the prompt (other trainers: control image).
@@ -56,18 +70,23 @@ pub struct FolderScan {
 
 /// Looks through a folder and all below. `references` are folders of reference images for those in `folder`, by name.
 /// Fails only if one of these folders cannot be read, or `tick`, which is asked before each image, says to stop.
-pub fn scan(folder: &Path, references: &[PathBuf], tick: BytesDoneFn<'_>) -> Result<FolderScan> {
+pub fn scan(
+    folder: &Path,
+    references: &[PathBuf],
+    media: MediaKinds,
+    tick: BytesDoneFn<'_>,
+) -> Result<FolderScan> {
     for path in std::iter::once(folder).chain(references.iter().map(PathBuf::as_path)) {
         let read = |source| TrainerError::Io { what: "read", path: path.into(), source };
         fs::read_dir(path).map_err(read)?;
     }
-    let found = walk(folder, references);
+    let found = walk(folder, references, media);
     let mut entries = found.entries;
     let mut problems = found.problems;
     let references: BTreeSet<PathBuf> =
         entries.values().flat_map(|entry| entry.references.clone()).collect();
     problems.retain(|problem| !is_settled(problem, &entries, &references));
-    let mut scan = FolderScan { items: Vec::new(), problems };
+    let mut scan = ScanBuilder { media, items: Vec::new(), problems, n_unread: BTreeMap::new() };
     for candidate in found.candidates {
         if !tick(0) {
             return Err(WeightsError::Cancelled.into());
@@ -85,12 +104,7 @@ pub fn scan(folder: &Path, references: &[PathBuf], tick: BytesDoneFn<'_>) -> Res
         let candidate = ImageCandidate { path, captions, references, repeats: 1, class: None };
         scan.add(candidate, Some(entry));
     }
-    scan.items.sort_by(|a, b| a.path.cmp(&b.path));
-    // Problems of one file stay in the order in which they were found.
-    scan.problems.sort_by(|a, b| a.path.cmp(&b.path));
-    // One reference may belong to several images.
-    scan.problems.dedup();
-    Ok(scan)
+    Ok(scan.finish())
 }
 
 /// Whether metadata says what the name does not.
@@ -110,9 +124,32 @@ fn is_settled(
     }
 }
 
-impl FolderScan {
+/// A folder being looked through.
+struct ScanBuilder {
+    media: MediaKinds,
+    items: Vec<ImageItem>,
+    problems: Vec<Problem>,
+    /// Videos in each folder that no program could read.
+    n_unread: BTreeMap<PathBuf, usize>,
+}
+
+impl ScanBuilder {
+    fn finish(self) -> FolderScan {
+        let Self { mut items, mut problems, n_unread, .. } = self;
+        items.sort_by(|a, b| a.path.cmp(&b.path));
+        let unread = n_unread.into_iter();
+        problems.extend(
+            unread.map(|(folder, n)| Problem::skipped(folder, ProblemKind::ProgramMissing { n })),
+        );
+        // Problems of one file stay in the order in which they were found.
+        problems.sort_by(|a, b| a.path.cmp(&b.path));
+        // One reference may belong to several images.
+        problems.dedup();
+        FolderScan { items, problems }
+    }
+
     fn add(&mut self, candidate: ImageCandidate, entry: Option<MetadataEntry>) {
-        let Some(size) = self.image(&candidate.path) else { return };
+        let Some((size, clip)) = self.image_or_clip(&candidate.path) else { return };
         let named = entry.as_ref().map(|entry| entry.references.clone());
         let named = named.filter(|references| !references.is_empty());
         let paths = named.unwrap_or_else(|| candidate.references.clone());
@@ -122,7 +159,7 @@ impl FolderScan {
         };
         let caption = self.caption(&candidate, entry);
         let ImageCandidate { path, repeats, .. } = candidate;
-        self.items.push(ImageItem { path, caption, size, repeats, references });
+        self.items.push(ImageItem { path, caption, size, repeats, references, clip });
     }
 
     /// All of them with their sizes. An image is not trained with a part of its references: the caption speaks of all.
@@ -141,6 +178,26 @@ impl FolderScan {
         paths.into_iter().map(read).collect()
     }
 
+    /// The size of an image or a clip that can be used, and the clip.
+    fn image_or_clip(&mut self, path: &Path) -> Option<([u32; 2], Option<Arc<Clip>>)> {
+        if self.media == MediaKinds::Images {
+            return self.image(path).map(|size| (size, None));
+        }
+        let (size, clip) = match clip::look(path) {
+            Ok(Media::Image { size }) => (size, None),
+            Ok(Media::Clip(SizedClip { clip, size })) => (size, Some(Arc::new(clip))),
+            Err(ProblemKind::ProgramMissing { n }) => {
+                *self.n_unread.entry(path.parent().unwrap_or(path).into()).or_default() += n;
+                return None;
+            }
+            Err(kind) => {
+                self.problems.push(Problem::skipped(path, kind));
+                return None;
+            }
+        };
+        self.is_large_enough(path, size).then_some((size, clip))
+    }
+
     /// The size of an image that can be used.
     fn image(&mut self, path: &Path) -> Option<[u32; 2]> {
         let header = match header::read(path) {
@@ -150,16 +207,22 @@ impl FolderScan {
                 return None;
             }
         };
-        let size = header.size;
-        if size.iter().any(|side| *side < MIN_SIDE) {
-            let kind = ProblemKind::TooSmall { size, least: MIN_SIDE };
-            self.problems.push(Problem::skipped(path, kind));
+        if !self.is_large_enough(path, header.size) {
             return None;
         }
         if header.is_animated {
             self.problems.push(Problem::warning(path, ProblemKind::Animated));
         }
-        Some(size)
+        Some(header.size)
+    }
+
+    fn is_large_enough(&mut self, path: &Path, size: [u32; 2]) -> bool {
+        let is_small = size.iter().any(|side| *side < MIN_SIDE);
+        if is_small {
+            let kind = ProblemKind::TooSmall { size, least: MIN_SIDE };
+            self.problems.push(Problem::skipped(path, kind));
+        }
+        !is_small
     }
 
     /// From metadata, else from a file beside, else from the folder's name.

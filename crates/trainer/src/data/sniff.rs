@@ -52,13 +52,31 @@ fn unsupported(start: &[u8]) -> Option<&'static str> {
         return match start.get(8..12)? {
             b"avif" | b"avis" => Some("avif"),
             b"heic" | b"heix" | b"hevc" | b"mif1" | b"msf1" => Some("heic"),
-            _ => Some("a video (mp4)"),
+            _ => Some(MP4),
         };
     }
     STARTS.iter().find(|(bytes, _)| start.starts_with(bytes)).map(|(_, name)| *name)
 }
 
-fn looks_like(start: &[u8]) -> String {
+/// Whether these are the first bytes of a video: MP4 or MOV, MKV or `WebM`, AVI.
+pub(super) fn is_video(start: &[u8]) -> bool {
+    match start {
+        [0x1a, 0x45, 0xdf, 0xa3, ..] => true,
+        [b'R', b'I', b'F', b'F', _, _, _, _, rest @ ..] => rest.starts_with(b"AVI "),
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => unsupported(start) == Some(MP4),
+        // MOV files of old have no `ftyp`.
+        [_, _, _, _, rest @ ..] => MOV.iter().any(|name| rest.starts_with(name)),
+        _ => false,
+    }
+}
+
+/// What a MOV file may begin with.
+const MOV: [&[u8]; 3] = [b"moov", b"mdat", b"wide"];
+
+/// What the container of most videos is called.
+const MP4: &str = "a video (mp4)";
+
+pub(super) fn looks_like(start: &[u8]) -> String {
     let text = std::str::from_utf8(start).unwrap_or_else(|error| {
         // A letter cut in two at the end of what was read is no sign of anything.
         let whole = &start[..if error.error_len().is_none() { error.valid_up_to() } else { 0 }];

@@ -1,6 +1,7 @@
 //! Images against Pillow, folders against what they should be read as, damaged files against
 //! everything. Reference images are in `tests/golden/images`, with the script that made them.
 
+mod clips;
 mod references;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::problem::ProblemKind;
-use super::{Bucket, Crop, FolderScan, Pixels, decode, resize_and_crop, scan, to_chw};
+use super::{Bucket, Crop, FolderScan, MediaKinds, Pixels, decode, resize_and_crop, scan, to_chw};
 use crate::pixels::{Filter, scale};
 
 #[derive(Deserialize)]
@@ -241,7 +242,12 @@ impl Folder {
 
     /// Items as `path: caption`, with repeats and references if there are any, then problems.
     fn check(&self, items: &[&str], problems: &[&str]) -> FolderScan {
-        self.check_folders("", &[], items, problems)
+        self.check_folders("", &[], MediaKinds::Images, items, problems)
+    }
+
+    /// The same for a model of clips; those are items as `path (frames at 24 fps): caption`.
+    fn check_clips(&self, items: &[&str], problems: &[&str]) -> FolderScan {
+        self.check_folders("", &[], MediaKinds::ImagesAndClips, items, problems)
     }
 
     /// The same of a folder in it, with folders of references.
@@ -249,12 +255,13 @@ impl Folder {
         &self,
         images: &str,
         references: &[&str],
+        media: MediaKinds,
         items: &[&str],
         problems: &[&str],
     ) -> FolderScan {
         let references: Vec<PathBuf> = references.iter().map(|name| self.path(name)).collect();
         let images = if images.is_empty() { self.0.path().into() } else { self.path(images) };
-        let found = scan(&images, &references, &|_| true).unwrap();
+        let found = scan(&images, &references, media, &|_| true).unwrap();
         let root = format!("{}{}", self.0.path().display(), std::path::MAIN_SEPARATOR);
         let short = |path: &Path| path.display().to_string().replace(&root, "");
         let shown: Vec<_> = found
@@ -266,7 +273,9 @@ impl Folder {
                 let named =
                     item.references.iter().map(|image| format!(" + {}", short(&image.path)));
                 let references: String = named.collect();
-                format!("{}: {}{repeats}{references}", short(&item.path), item.caption)
+                let clip = item.clip.as_ref().map(|clip| format!(" ({})", clip.n_frames(24)));
+                let path = format!("{}{}", short(&item.path), clip.unwrap_or_default());
+                format!("{path}: {}{repeats}{references}", item.caption)
             })
             .collect();
         assert_eq!(shown, items);
@@ -279,7 +288,7 @@ impl Folder {
             })
             .collect();
         assert_eq!(shown, problems);
-        assert_eq!(scan(&images, &references, &|_| true).unwrap(), found, "a second time");
+        assert_eq!(scan(&images, &references, media, &|_| true).unwrap(), found, "a second time");
         found
     }
 }
@@ -376,10 +385,10 @@ fn images_that_cannot_be_used_are_skipped() {
             "skipped: f.png is too large: 60000 x 60000 pixels are 3600000000, most is 256000000",
         ],
     );
-    assert!(scan(&folder.path("nothing"), &[], &|_| true).is_err());
-    let stopped = scan(&folder.path(""), &[], &|_| false).unwrap_err();
+    assert!(scan(&folder.path("nothing"), &[], MediaKinds::Images, &|_| true).is_err());
+    let stopped = scan(&folder.path(""), &[], MediaKinds::Images, &|_| false).unwrap_err();
     assert!(stopped.is_cancelled(), "{stopped}");
-    assert!(scan(&folder.path("a.png"), &[], &|_| true).is_err());
+    assert!(scan(&folder.path("a.png"), &[], MediaKinds::Images, &|_| true).is_err());
 }
 
 #[test]

@@ -4,12 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
+use super::clip_folder;
 use super::listing::FolderListing;
 use super::metadata::{self, MetadataEntries};
 use super::pairs::{InputsByOutput, ReferenceFolder, folder_pair};
 use super::problem::{Problem, ProblemKind};
+use super::scan::MediaKinds;
 
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
 const MOST_REPEATS: u32 = 999;
@@ -29,6 +32,7 @@ pub(super) struct ImageCandidate {
 /// Everything found below a folder.
 #[derive(Debug, Default)]
 pub(super) struct FolderWalk {
+    media: MediaKinds,
     pub(super) candidates: Vec<ImageCandidate>,
     pub(super) entries: MetadataEntries,
     pub(super) problems: Vec<Problem>,
@@ -49,9 +53,9 @@ struct FolderContext {
 
 /// Walks through a folder and all below. `references` are folders of references for it, and not
 /// trained on if they are below it.
-pub(super) fn walk(folder: &Path, references: &[PathBuf]) -> FolderWalk {
+pub(super) fn walk(folder: &Path, references: &[PathBuf], media: MediaKinds) -> FolderWalk {
     let set_apart = references.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
-    let mut walk = FolderWalk { set_apart, ..FolderWalk::default() };
+    let mut walk = FolderWalk { media, set_apart, ..FolderWalk::default() };
     walk.folder(folder, &FolderContext { repeats: 1, class: None, references: references.into() });
     walk
 }
@@ -59,17 +63,60 @@ pub(super) fn walk(folder: &Path, references: &[PathBuf]) -> FolderWalk {
 impl FolderWalk {
     fn folder(&mut self, path: &Path, above: &FolderContext) {
         let Some(place) = self.enter(path, above) else { return };
-        let listing = match FolderListing::read(path) {
+        let mut listing = match FolderListing::read(path) {
             Ok(listing) => listing,
             Err(error) => return self.skip(path, ProblemKind::unreadable(&error)),
         };
+        self.place_videos(&mut listing);
         for path in &listing.metadata {
-            metadata::read(path, &mut self.entries, &mut self.problems);
+            metadata::read(path, self.media, &mut self.entries, &mut self.problems);
         }
         let n_before = self.candidates.len();
         self.images(path, &listing, &place);
+        self.clip_folders(path, &mut listing, &place);
         self.unused(&listing, n_before);
         self.folders(&listing, &place);
+    }
+
+    /// Videos are clips, or nothing that a model of images knows.
+    fn place_videos(&self, listing: &mut FolderListing) {
+        let videos = std::mem::take(&mut listing.videos);
+        let into = match self.media {
+            MediaKinds::Images => &mut listing.others,
+            MediaKinds::ImagesAndClips => &mut listing.images,
+        };
+        into.extend(videos);
+        into.sort();
+    }
+
+    /// Folders of frames become candidates, and are no folders any more.
+    fn clip_folders(&mut self, folder: &Path, listing: &mut FolderListing, place: &FolderContext) {
+        if self.media == MediaKinds::Images {
+            return;
+        }
+        let is_among_clips = clip_folder::is_among_clips(folder);
+        for path in std::mem::take(&mut listing.folders) {
+            let beside = listing.captions.get(path.file_name().unwrap_or_default());
+            let beside = beside.cloned().unwrap_or_default();
+            let named = metadata::plain(&path);
+            let is_named = is_among_clips || self.entries.contains_key(&named);
+            let captions = clip_folder::captions(&path, beside, is_named);
+            let Some(captions) = captions.filter(|_| !self.has_entry_below(&named)) else {
+                listing.folders.push(path);
+                continue;
+            };
+            if let Some(FolderContext { repeats, class, .. }) = self.enter(&path, place) {
+                let references = Vec::new();
+                self.candidates.push(ImageCandidate { path, captions, references, repeats, class });
+            }
+        }
+    }
+
+    /// Whether metadata names a file in a folder.
+    fn has_entry_below(&self, folder: &Path) -> bool {
+        let from = (Bound::Excluded(folder), Bound::Unbounded);
+        let next = self.entries.range::<Path, _>(from).next();
+        next.is_some_and(|(path, _)| path.starts_with(folder))
     }
 
     fn skip(&mut self, path: &Path, kind: ProblemKind) {

@@ -17,7 +17,7 @@ use weights::BytesDoneFn;
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::cost::{Cost, Stage};
-use crate::data::{Bucket, SizeCounts};
+use crate::data::{SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
@@ -36,10 +36,10 @@ pub struct DatasetSummary<S> {
     pub train: SizeCounts<S>,
     /// Held-out samples.
     pub held_out: SizeCounts<S>,
-    /// Latents of images that are not in the cache yet.
-    pub to_encode: SizeCounts<Bucket>,
+    /// Latents of images and clips that are not in the cache yet.
+    pub to_encode: SizeCounts<SampleSize>,
     /// The same of reference images.
-    pub references_to_encode: SizeCounts<Bucket>,
+    pub references_to_encode: SizeCounts<SampleSize>,
     /// Captions and prompts that are not in the cache yet.
     pub n_texts: usize,
     /// Whether there was no dataset to read, so that sizes are assumed.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{Folder, IMAGE, image};
-use crate::data::scan;
+use crate::data::{MediaKinds, scan};
 
 /// Small images and captions by their endings: a caption is the name without it.
 fn folder(names: &str) -> Folder {
@@ -82,7 +82,7 @@ fn folders_of_references_have_many_names() {
     // Without a partner it is a folder like any other.
     for name in ["control", "images", "before_1"] {
         let folder = folder(&format!("{name}/a.png {name}/a.txt other/b.png other/b.txt"));
-        let scan = scan(&folder.path(""), &[], &|_| true).unwrap();
+        let scan = scan(&folder.path(""), &[], MediaKinds::Images, &|_| true).unwrap();
         assert_eq!((scan.items.len(), scan.problems.len()), (2, 0), "{name}");
     }
 }
@@ -194,6 +194,7 @@ fn folders_of_references_may_be_elsewhere() {
     folder.check_folders(
         "img",
         &["one", "two"],
+        MediaKinds::Images,
         &[
             "img/a.png: a + one/a.png + two/a.jpg",
             "img/b.png: b + two/b.png",
@@ -204,7 +205,8 @@ fn folders_of_references_may_be_elsewhere() {
             "skipped: one/z.png is a reference without an image of the same name in img",
         ],
     );
-    let missing = scan(&folder.path("img"), &[folder.path("gone")], &|_| true).unwrap_err();
+    let missing = scan(&folder.path("img"), &[folder.path("gone")], MediaKinds::Images, &|_| true)
+        .unwrap_err();
     assert!(missing.to_string().contains("gone"), "{missing}");
 }
 
@@ -216,10 +218,22 @@ fn folders_of_references_may_be_within() {
         "skipped: refs/b.png is a reference without an image of the same name in {}",
         folder.0.path().display()
     );
-    folder.check_folders("", &["refs"], &["a.png: a + refs/a.png"], &[&unpaired]);
+    folder.check_folders(
+        "",
+        &["refs"],
+        MediaKinds::Images,
+        &["a.png: a + refs/a.png"],
+        &[&unpaired],
+    );
     let own = ["refs/a.png:  + refs/a.png", "refs/b.png:  + refs/b.png"];
     let no_captions = ["refs/a.png", "refs/b.png"].map(no_caption);
-    folder.check_folders("refs", &["refs"], &own, &no_captions.each_ref().map(|said| &said[..]));
+    folder.check_folders(
+        "refs",
+        &["refs"],
+        MediaKinds::Images,
+        &own,
+        &no_captions.each_ref().map(|said| &said[..]),
+    );
 }
 
 #[test]
@@ -289,7 +303,7 @@ fn references_that_are_no_files_are_reported() {
     std::os::unix::fs::symlink(folder.path("control"), folder.path("control/b.png")).unwrap();
     let pipe = std::process::Command::new("mkfifo").arg(folder.path("control/c.png")).status();
     assert!(pipe.unwrap().success());
-    let scan = scan(&folder.path(""), &[], &|_| true).unwrap();
+    let scan = scan(&folder.path(""), &[], MediaKinds::Images, &|_| true).unwrap();
     let names = scan.items.iter().map(|item| item.path.file_name().unwrap().to_owned());
     assert_eq!(names.collect::<Vec<_>>(), ["b.png"]);
     let said: Vec<_> = scan.problems.iter().map(ToString::to_string).collect();

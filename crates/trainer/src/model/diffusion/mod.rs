@@ -182,6 +182,7 @@ impl Pipeline {
 
     /// Tokens of an image of this width and height, or of a clip with so many frames.
     pub fn image_tokens(&self, [width, height]: [usize; 2], frames: usize) -> usize {
+        let frames = self.latent_shape([width, height], frames).frames;
         frames * (width / self.pixels_per_token()) * (height / self.pixels_per_token())
     }
 

@@ -5,8 +5,8 @@
 //! writes a file.
 
 use super::DiffusionTask;
-use crate::cache::bucketed::{assign_buckets, n_held_out};
-use crate::cache::scaled::{scaled_bucket, scaled_counts};
+use crate::cache::bucketed::{assign_buckets, clip_settings, n_held_out, n_items};
+use crate::cache::scaled::{scaled_counts, shortened_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
 use crate::config::data::{DataConfig, ValidationSplit};
 use crate::data::{Bucket, ReferenceSize, SampleSize, SizeCounts};
@@ -38,11 +38,7 @@ impl DatasetSummary<SampleSize> {
 
     /// Of a job that has not started, with this batch size: of its folder if that exists.
     pub fn estimate(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
-        if task.data.images.exists() {
-            Self::from_folder(task)
-        } else {
-            Ok(Self::nominal(task, batch))
-        }
+        if task.data.images.exists() { Self::from_folder(task) } else { Self::nominal(task, batch) }
     }
 
     /// Of a folder, from its images' headers alone. Nothing is taken as encoded yet. Which images are held out
@@ -50,7 +46,8 @@ impl DatasetSummary<SampleSize> {
     pub fn from_folder(task: &DiffusionTask<'_>) -> Result<Self> {
         let data = task.data;
         let images = assign_buckets(task.pipeline, data, &|_| true)?.images;
-        let n_held = n_held_out(images.len(), data.validation)?;
+        let n_items = n_items(images.iter().map(|image| &*image.item.path));
+        let n_held = n_held_out(n_items, data.validation)?.saturating_mul(data.segments);
         let (mut train, mut found) = (SampleCounts::new(), SampleCounts::new());
         for image in &images {
             *train.entry(image.size()).or_default() += image.repeats as usize;
@@ -60,7 +57,7 @@ impl DatasetSummary<SampleSize> {
         Ok(Self {
             train,
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
-            to_encode: to_encode(&found, views(data), |size| vec![size.bucket]),
+            to_encode: to_encode(&found, views(data), own),
             references_to_encode: to_encode(&found, views(data), references),
             n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: false,
@@ -68,8 +65,8 @@ impl DatasetSummary<SampleSize> {
     }
 
     /// Of a folder that does not exist yet: square images, as many as `data.draw` will draw, else enough to
-    /// fill batches.
-    pub fn nominal(task: &DiffusionTask<'_>, batch: usize) -> Self {
+    /// fill batches. For a video model, square clips.
+    pub fn nominal(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
         let data = task.data;
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
@@ -77,7 +74,9 @@ impl DatasetSummary<SampleSize> {
         let editing = task.pipeline.family().editing;
         let reference =
             editing.map(|it| reference_size(it, square.sides(), data.reference_resolution));
-        let size = SampleSize::new(square, reference);
+        let clips = clip_settings(task.pipeline, data)?;
+        let frames = clips.map_or(1, |settings| settings.frames);
+        let size = SampleSize::new(square, reference).with_frames(frames);
         let n = match data.draw {
             Some(_) => data.draw_count,
             None => NOMINAL_BATCHES * batch,
@@ -85,14 +84,14 @@ impl DatasetSummary<SampleSize> {
         let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
         let has_validation = data.validation != ValidationSplit::None;
         let found = SampleCounts::from([(size, n)]);
-        Self {
+        Ok(Self {
             train: SampleCounts::from([(size, n.saturating_mul(repeats))]),
             held_out: has_validation.then_some((size, 1)).into_iter().collect(),
-            to_encode: to_encode(&found, views(data), |size| vec![size.bucket]),
+            to_encode: to_encode(&found, views(data), own),
             references_to_encode: to_encode(&found, views(data), references),
             n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: true,
-        }
+        })
     }
 }
 
@@ -102,20 +101,25 @@ pub(super) fn scaled(
     data: &DataConfig,
     resolution: usize,
 ) -> DatasetSummary<SampleSize> {
-    let counts = |counts: &SampleCounts| {
-        let mut smaller = SampleCounts::new();
-        for (size, n) in counts {
-            let bucket = scaled_bucket(size.bucket, data, resolution);
-            *smaller
-                .entry(SampleSize::new(bucket, size.references()).with_frames(size.frames))
-                .or_default() += n;
-        }
-        smaller
-    };
+    let counts = |counts: &SampleCounts| scaled_counts(counts, data, resolution);
     DatasetSummary {
         train: counts(&dataset.train),
         held_out: counts(&dataset.held_out),
-        to_encode: scaled_counts(&dataset.to_encode, data, resolution),
+        to_encode: counts(&dataset.to_encode),
+        references_to_encode: dataset.references_to_encode.clone(),
+        ..*dataset
+    }
+}
+
+/// The same with clips of at most so many frames.
+pub(super) fn shortened(
+    dataset: &DatasetSummary<SampleSize>,
+    frames: usize,
+) -> DatasetSummary<SampleSize> {
+    DatasetSummary {
+        train: shortened_counts(&dataset.train, frames),
+        held_out: shortened_counts(&dataset.held_out, frames),
+        to_encode: shortened_counts(&dataset.to_encode, frames),
         references_to_encode: dataset.references_to_encode.clone(),
         ..*dataset
     }
@@ -149,8 +153,8 @@ pub(super) fn with_smaller_references(
         all
     };
     let mut references_to_encode = SizeCounts::new();
-    for (bucket, n) in &dataset.references_to_encode {
-        *references_to_encode.entry(smaller(*bucket)).or_default() += n;
+    for (size, n) in &dataset.references_to_encode {
+        *references_to_encode.entry(smaller(size.bucket).into()).or_default() += n;
     }
     DatasetSummary {
         train: counts(&dataset.train),
@@ -173,19 +177,24 @@ fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> 
 fn to_encode(
     found: &SampleCounts,
     views: usize,
-    images: fn(&SampleSize) -> Vec<Bucket>,
-) -> SizeCounts<Bucket> {
+    images: fn(&SampleSize) -> Vec<SampleSize>,
+) -> SampleCounts {
     let mut counts = SizeCounts::new();
     for (size, n) in found {
-        for bucket in images(size) {
-            *counts.entry(bucket).or_default() += n * views;
+        for image in images(size) {
+            *counts.entry(image).or_default() += n * views;
         }
     }
     counts
 }
 
-fn references(size: &SampleSize) -> Vec<Bucket> {
-    size.references().map(|reference| reference.vae).collect()
+/// Of a sample without its references.
+fn own(size: &SampleSize) -> Vec<SampleSize> {
+    vec![SampleSize::from(size.bucket).with_frames(size.frames)]
+}
+
+fn references(size: &SampleSize) -> Vec<SampleSize> {
+    size.references().map(|reference| reference.vae.into()).collect()
 }
 
 /// Captions; where the text encoder sees images, those of mirror images and, with caption dropout, empty ones are
@@ -332,7 +341,7 @@ mod tests {
         assert!(plain.is_nominal && plain.held_out.is_empty());
         assert_eq!(plain.n_texts, 48 + 2);
         assert_eq!(plain.train, SampleCounts::from([(square.into(), 48)]));
-        assert_eq!(plain.to_encode, SizeCounts::from([(square, 48)]));
+        assert_eq!(plain.to_encode, SampleCounts::from([(square.into(), 48)]));
         let measured = at(&[
             "data.validation=0.1",
             "data.bucket_step=32",
@@ -340,7 +349,7 @@ mod tests {
             "data.resolution=112",
         ]);
         assert_eq!(measured.held_out, SampleCounts::from([(square.into(), 1)]));
-        assert_eq!(measured.to_encode, SizeCounts::from([(square, 32)]));
+        assert_eq!(measured.to_encode, SampleCounts::from([(square.into(), 32)]));
         let drawn = at(&["data.draw=flat", "data.draw_count=5", "data.repeats=2"]);
         assert_eq!(drawn.train, SampleCounts::from([(square.into(), 10)]));
     }
@@ -358,7 +367,7 @@ mod tests {
                     let references = format!("data.reference_resolution={references}");
                     let config = job(folder.path(), &[&resolution, &references]);
                     let task = DiffusionTask::new(&config, &pipeline).unwrap();
-                    DatasetSummary::nominal(&task, 1)
+                    DatasetSummary::nominal(&task, 1).unwrap()
                 };
                 let (now, asked) = (nominal("1024"), nominal("512"));
                 let smaller = with_smaller_references(&now, editing, 512);

@@ -25,7 +25,7 @@ use super::folder::RunFolder;
 use super::pacing::{PacedProgress, Pacer, Pacing};
 use super::preparation::{emit_findings, emit_progress};
 use super::{checkpoint, full};
-use crate::cache::scaled::RESOLUTIONS;
+use crate::cache::scaled::{RESOLUTIONS, fewer_frames};
 use crate::cache::{
     CacheBuilder, CacheIndex, CacheRequest, CachedLatents, largest_images, plan_images,
 };
@@ -148,15 +148,15 @@ impl Task for DiffusionTask<'_> {
 
     fn dummy_micro_batch(&self, size: SampleSize, n: usize) -> Result<ImageMicroBatch> {
         let noise = self.noise_sampler();
-        let latents = |Bucket { width, height }| {
-            let shape = self.pipeline.latent_shape([width, height], 1);
+        let latents = |Bucket { width, height }, frames| {
+            let shape = self.pipeline.latent_shape([width, height], frames);
             let zeros = || vec![0.0; shape.count()];
             Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape })
         };
         let prompt = self.pipeline.encoders.zero_condition(&size.encoder_images())?;
         let sample = EncodedSample {
-            latents: latents(size.bucket),
-            references: size.references().map(|reference| latents(reference.vae)).collect(),
+            latents: latents(size.bucket, size.frames),
+            references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
             prompt: Arc::new(prompt),
             draw: 0,
         };
@@ -171,7 +171,8 @@ impl Task for DiffusionTask<'_> {
         limit: usize,
     ) -> Result<Preparation> {
         let counts = [dataset.to_encode.clone(), dataset.references_to_encode.clone()];
-        let mut stages: Vec<_> = plan_images(self.pipeline, &counts, kind)?.into_iter().collect();
+        let mut stages: Vec<_> =
+            plan_images(self.pipeline, &counts, kind, limit)?.into_iter().collect();
         if dataset.n_texts == 0 {
             return Ok(Preparation { stages, ..Preparation::default() });
         }
@@ -193,13 +194,14 @@ impl Task for DiffusionTask<'_> {
 
     fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SampleSize>) -> usize {
         let pipeline = self.pipeline;
-        let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height], 1).count();
+        let latents =
+            |size: Bucket, frames| pipeline.latent_shape([size.width, size.height], frames).count();
         let sample = |size: SampleSize| {
             let prompt = pipeline.encoders.zero_condition(&size.encoder_images());
             let prompt = prompt.map_or(0, |prompt| prompt.n_values());
-            let references: usize = size.references().map(|it| latents(it.vae)).sum();
+            let references: usize = size.references().map(|it| latents(it.vae, 1)).sum();
             // A mean and a standard deviation for each latent value of the image.
-            (2 * latents(size.bucket) + references + prompt) * Dtype::F32.bytes()
+            (2 * latents(size.bucket, size.frames) + references + prompt) * Dtype::F32.bytes()
         };
         let sizes = || dataset.train.iter().map(|(size, n)| (sample(*size), n));
         let repeats = (self.data.repeats as usize).max(1);
@@ -250,7 +252,11 @@ impl Task for DiffusionTask<'_> {
         let is_editing = self.pipeline.family().editing.is_some();
         let references = smaller_sides(self.data.reference_resolution);
         let references: Vec<usize> = references.filter(|_| is_editing).collect();
+        let longest = dataset.train.keys().map(|size| size.frames).max().unwrap_or(1);
+        let unit = self.pipeline.vae.temporal_scale_factor();
+        let frames: Vec<usize> = fewer_frames(longest, unit).collect();
         let none = SmallerSizes::default();
+        let of_frames = frames.iter().map(|n| SmallerSizes { frames: Some(*n), ..none });
         let of_samples = samples.iter().map(|side| SmallerSizes { sample: Some(*side), ..none });
         let of_images = images.iter().map(|side| SmallerSizes { image: Some(*side), ..none });
         let of_references =
@@ -261,11 +267,13 @@ impl Task for DiffusionTask<'_> {
             Some(SmallerSizes { image, sample, ..none })
         });
         let least = SmallerSizes {
+            frames: frames.last().copied(),
             image: images.last().copied(),
             reference: references.last().copied(),
             sample: samples.last().copied(),
         };
-        let all = of_samples.chain(of_references).chain(of_images).chain(both).chain([least]);
+        let all = of_samples.chain(of_references).chain(of_frames).chain(of_images);
+        let all = all.chain(both).chain([least]);
         all.map(|sizes| self.with_sizes(sizes, dataset)).collect()
     }
 }
@@ -302,9 +310,10 @@ impl DiffusionTask<'_> {
     }
 }
 
-/// Sides of images that a job could ask for instead.
+/// Sides of images and lengths of clips that a job could ask for instead.
 #[derive(Clone, Copy, Default)]
 struct SmallerSizes {
+    frames: Option<usize>,
     image: Option<usize>,
     reference: Option<usize>,
     sample: Option<usize>,
@@ -316,13 +325,14 @@ fn smaller_sides(than: usize) -> impl Iterator<Item = usize> {
 }
 
 impl DiffusionTask<'_> {
-    /// The same with images, references and samples of these sides.
+    /// The same with images, references and samples of these sides, and clips of this length.
     fn with_sizes(
         &self,
-        SmallerSizes { image, reference, sample }: SmallerSizes,
+        SmallerSizes { frames, image, reference, sample }: SmallerSizes,
         dataset: &DatasetSummary<SampleSize>,
     ) -> SmallerTask<Self> {
         let keys = [
+            ("data.frames", frames),
             ("data.resolution", image),
             ("data.reference_resolution", reference),
             ("sample.size", sample),
@@ -335,6 +345,9 @@ impl DiffusionTask<'_> {
             Some(resolution) => dataset::scaled(dataset, self.data, resolution),
             None => dataset.clone(),
         };
+        if let Some(frames) = frames {
+            dataset = dataset::shortened(&dataset, frames);
+        }
         if let (Some(editing), Some(resolution)) = (self.pipeline.family().editing, reference) {
             dataset = dataset::with_smaller_references(&dataset, editing, resolution);
         }
