@@ -103,6 +103,8 @@ impl EditingReference {
             prompts: texts.take(n_images).map(|text| text.as_str().unwrap().to_owned()).collect(),
             negative: self.settings["negative"].as_str().unwrap().to_owned(),
             size: [0, 1].map(|at| self.settings["size"][at].as_u64().unwrap() as usize),
+            frames: 1,
+            fps: 1,
             steps: number("steps") as usize,
             guidance: GuidanceScales {
                 guidance: number("guidance") as f32,
@@ -118,8 +120,8 @@ impl EditingReference {
         let kind = Device::cpu(2, LIMIT).unwrap().kind();
         let plan = job.plan(kind, LIMIT).unwrap();
         let device = Device::cpu(2, plan.peak_bytes()).unwrap();
-        let images = job.run(&device, &plan, &|_| true).unwrap();
-        images.into_iter().flat_map(|image| image.values).collect()
+        let clips = job.run(&device, &plan, &|_| true).unwrap();
+        clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect()
     }
 }
 

@@ -25,8 +25,8 @@ fn draw(pipeline: &Pipeline) -> Vec<f32> {
     let device = Device::cpu(2, LIMIT).unwrap();
     let job = SampleJob::new(pipeline, request()).unwrap();
     let plan = job.plan(device.kind(), LIMIT).unwrap();
-    let images = job.run(&device, &plan, &|_| true).unwrap();
-    images.into_iter().flat_map(|image| image.values).collect()
+    let clips = job.run(&device, &plan, &|_| true).unwrap();
+    clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect()
 }
 
 /// What `export --merge` says of a base and the adapter that was trained for it.

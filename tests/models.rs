@@ -318,6 +318,8 @@ pub fn request() -> ImageRequest {
         prompts: prompts(),
         negative: String::new(),
         size: [96, 64],
+        frames: 1,
+        fps: 1,
         steps: 4,
         guidance: GuidanceScales { guidance: 5.0, true_cfg: 1.0 },
         seed: 1,
@@ -356,8 +358,8 @@ fn prompts_and_images_are_those_of_the_reference() {
     let draw = |pipeline: &Pipeline| -> Vec<f32> {
         let job = SampleJob::new(pipeline, request()).unwrap();
         let plan = job.plan(device.kind(), LIMIT).unwrap();
-        let images = job.run(&device, &plan, &|_| true).unwrap();
-        images.into_iter().flat_map(|image| image.values).collect()
+        let clips = job.run(&device, &plan, &|_| true).unwrap();
+        clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect()
     };
     check("image", &recorded, &draw(&pipeline));
     pipeline.add_adapter(&golden().join("pipeline/lora.safetensors")).unwrap();
@@ -409,8 +411,9 @@ fn work_that_does_not_fit_is_tiled_or_refused() {
     let tight = job.plan(DeviceKind::cpu(2), denoise.peak_bytes - 1).unwrap();
     assert!(!tight.is_cfg_batched && tight.peak_bytes() < denoise.peak_bytes);
     let device = Device::cpu(2, tight.peak_bytes()).unwrap();
-    let images = job.run(&device, &tight, &|_| true).unwrap();
-    let numbers: Vec<f32> = images.into_iter().flat_map(|image| image.values).collect();
+    let clips = job.run(&device, &tight, &|_| true).unwrap();
+    let numbers: Vec<f32> =
+        clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect();
     check("image", &recorded(), &numbers);
     let error = job.plan(DeviceKind::cpu(2), 1 << 20).unwrap_err();
     assert!(error.to_string().ends_with("limit 1 MiB"), "{error}");
@@ -748,8 +751,9 @@ fn an_adapter_goes_from_any_program_to_any_other() {
         pipeline.add_adapter(&adapter).unwrap();
         let job = SampleJob::new(&pipeline, request()).unwrap();
         let plan = job.plan(device.kind(), LIMIT).unwrap();
-        let images = job.run(&device, &plan, &|_| true).unwrap();
-        let numbers: Vec<f32> = images.into_iter().flat_map(|image| image.values).collect();
+        let clips = job.run(&device, &plan, &|_| true).unwrap();
+        let numbers: Vec<f32> =
+            clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect();
         check("image_lora", &recorded, &numbers);
     }
 }

@@ -81,6 +81,8 @@ impl Reference {
             prompts: self.prompts(),
             negative: self.settings["negative"].as_str().unwrap().to_owned(),
             size: Self::size(&self.settings["size"]),
+            frames: 1,
+            fps: 1,
             steps: self.number("steps") as usize,
             guidance: GuidanceScales {
                 guidance: self.number("guidance") as f32,
@@ -94,8 +96,8 @@ impl Reference {
         };
         let job = SampleJob::new(&self.pipeline, request).unwrap();
         let plan = job.plan(self.device.kind(), LIMIT).unwrap();
-        let images = job.run(&self.device, &plan, &|_| true).unwrap();
-        images.into_iter().flat_map(|image| image.values).collect()
+        let clips = job.run(&self.device, &plan, &|_| true).unwrap();
+        clips.into_iter().flat_map(|clip| clip.frames).flat_map(|frame| frame.values).collect()
     }
 }
 

@@ -15,6 +15,7 @@ use trainer::model::diffusion::family::DiffusionFamily;
 use trainer::model::diffusion::guidance::{Guidance, GuidanceScales};
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::model::{self, OpenModel};
+use trainer::sample::clip::{self, Clip, ClipFileFormat};
 use trainer::sample::image_file::{self, ImageFileFormat};
 use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
 
@@ -42,6 +43,7 @@ Examples:
   hearth sample --base FLUX.1-Kontext-dev --reference room.jpg --prompt 'paint the walls green'
   hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
   hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan
+  hearth sample --base Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers --prompt 'a fox runs' --frames 49 --out fox.webp
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
   hearth sample --base Qwen3-4B.gguf --adapter notes --prompt 'Why is the sky blue?' --chat")]
 pub struct SampleArgs {
@@ -94,13 +96,21 @@ pub struct SampleArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Image models")]
 struct SampleImageArgs {
-    /// Output: a .png or .jpg file, or a folder; several images get -1, -2, … [default: image.png]
+    /// Output: a .png or .jpg file, of a clip a .webp or .mp4, or a folder; several get -1, -2, … [default: image.png, clip.webp]
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
     /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3; as the last reference]
     #[arg(long, value_name = "WxH", value_parser = size)]
     size: Option<[usize; 2]>,
+
+    /// Frames of a clip, for a model of videos; 1 makes an image [default: by model family]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1025))]
+    frames: Option<u32>,
+
+    /// Frames per second of a clip [default: by model family]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=240))]
+    fps: Option<u32>,
 
     /// Denoising steps [default: by model family, 28 for SD3]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -141,10 +151,12 @@ impl SampleImageArgs {
     /// The first of them that was typed, for a model that has no use for it.
     fn first_typed(&self) -> Option<&'static str> {
         let Self { out, size, steps, guidance, true_cfg, negative, .. } = self;
-        let Self { reference, reference_resolution, latents, parts, .. } = self;
+        let Self { reference, reference_resolution, latents, parts, frames, fps, .. } = self;
         let typed = [
             ("--out", out.is_some()),
             ("--size", size.is_some()),
+            ("--frames", frames.is_some()),
+            ("--fps", fps.is_some()),
             ("--steps", steps.is_some()),
             ("--guidance", guidance.is_some()),
             ("--true-cfg", true_cfg.is_some()),
@@ -157,12 +169,12 @@ impl SampleImageArgs {
         typed.or_else(|| parts.first_typed())
     }
 
-    /// Where an image goes.
-    fn out(&self) -> PathBuf {
-        const NAME: &str = "image.png";
+    /// Where an image goes, or a clip.
+    fn out(&self, frames: usize) -> PathBuf {
+        let name = if frames > 1 { "clip.webp" } else { "image.png" };
         match &self.out {
-            None => NAME.into(),
-            Some(folder) if output::is_folder(folder) => folder.join(NAME),
+            None => name.into(),
+            Some(folder) if output::is_folder(folder) => folder.join(name),
             Some(file) => file.clone(),
         }
     }
@@ -226,12 +238,15 @@ fn sample_images(
         );
         return Err(TrainerError::Request { problem, hint: "leave it out" }.into());
     }
-    let file = arguments.images.out();
-    ImageFileFormat::from_path(&file)?;
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }
     let request = request(arguments, pipeline.family())?;
+    let file = arguments.images.out(request.frames);
+    match request.frames {
+        1 => ImageFileFormat::from_path(&file).map(drop)?,
+        _ => ClipFileFormat::from_path(&file).map(drop)?,
+    }
     warn_truncated(&pipeline, &request);
     let job = SampleJob::new(&pipeline, request.clone())?;
     let limit = arguments.engine.limit_bytes(arguments.limit)?;
@@ -241,11 +256,15 @@ fn sample_images(
         output::check_file(&file)?;
         let device = arguments.engine.open(plan.peak_bytes())?;
         let drawing = SamplingProgress::begin(request.prompts.len(), request.steps)?;
-        let images = job.run(&device, &plan, &|event| drawing.on_event(event))?;
+        let clips = job.run(&device, &plan, &|event| drawing.on_event(event))?;
         drop(drawing);
-        for (index, image) in images.iter().enumerate() {
-            let written = name(arguments, &request, index);
-            image_file::write(&written.path, image, &parameters(arguments, &request, &written))?;
+        for (index, clip) in clips.iter().enumerate() {
+            let mut written = name(arguments, &request, index);
+            let texts = parameters(arguments, &request, &written);
+            match &clip.frames[..] {
+                [image] => image_file::write(&written.path, image, &texts)?,
+                _ => written.more = write_clip(arguments, &written.path, clip, &texts)?,
+            }
             drawn.images.push(written);
         }
     }
@@ -257,6 +276,23 @@ fn sample_images(
         write!(out, "{}", render::sample::page(&drawn))?;
     }
     Ok(CommandOutcome::Done)
+}
+
+/// Writes a clip; into a folder also its frames, and an MP4 where `ffmpeg` is installed. Returns what else was written.
+fn write_clip(
+    arguments: &SampleArgs,
+    path: &Path,
+    clip: &Clip,
+    texts: &[(&str, String)],
+) -> Result<Vec<PathBuf>, Failure> {
+    clip::write(path, clip)?;
+    let is_named = arguments.images.out.as_ref().is_some_and(|out| !output::is_folder(out));
+    if is_named {
+        return Ok(Vec::new());
+    }
+    let frames = path.with_extension("");
+    clip::write_frames(&frames, clip, texts)?;
+    Ok(std::iter::once(frames).chain(clip::write_mp4_beside(path, clip)).collect())
 }
 
 impl SampleSummary {
@@ -285,12 +321,15 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
         &arguments.images;
     refuse_idle_scales(&arguments.images, family)?;
     let SampleImageArgs { reference: references, reference_resolution, .. } = &arguments.images;
-    let usual = family.sampling;
+    let SampleImageArgs { frames, fps, .. } = &arguments.images;
+    let (usual, video) = (family.sampling, family.video);
     let edited = references.last().and_then(|path| edited_size(path, family));
     Ok(ImageRequest {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_default(),
         size: size.or(edited).unwrap_or([usual.resolution; 2]),
+        frames: frames.map_or(video.map_or(1, |video| video.frames), |frames| frames as usize),
+        fps: fps.map_or(video.map_or(1, |video| video.fps), |fps| fps as usize),
         steps: steps.map_or(usual.steps, |steps| steps as usize),
         guidance: GuidanceScales {
             guidance: guidance.unwrap_or(usual.guidance as f32),
@@ -341,14 +380,14 @@ fn warn_truncated(pipeline: &Pipeline, request: &ImageRequest) {
 }
 
 fn name(arguments: &SampleArgs, request: &ImageRequest, index: usize) -> SampledImage {
-    let mut path = arguments.images.out();
+    let mut path = arguments.images.out(request.frames);
     if request.prompts.len() > 1 {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let end = path.extension().unwrap_or("png".as_ref()).to_string_lossy().into_owned();
         path.set_file_name(format!("{stem}-{}.{end}", index + 1));
     }
     let (prompt, seed) = (request.prompts[index].clone(), request.seed + index as u64);
-    SampledImage { path, prompt, seed }
+    SampledImage { path, more: Vec::new(), prompt, seed }
 }
 
 /// What an image was made from, for other programs and for hearth.
@@ -381,6 +420,7 @@ fn parameters(
         "prompt": written.prompt,
         "negative": request.negative,
         "size": request.size,
+        "frames": request.frames,
         "steps": request.steps,
         "guidance": guidance,
         "true_cfg": true_cfg,

@@ -189,6 +189,7 @@ mod tests {
                 prompt: String::new(),
                 seed: 1,
                 references: references.iter().map(PathBuf::from).collect(),
+                clip: None,
             };
             super::references(&raw.resolve().unwrap(), &[sample]).join(" ")
         };

@@ -43,6 +43,9 @@ pub struct SamplePhase {
 #[derive(Serialize)]
 pub struct SampledImage {
     pub path: PathBuf,
+    /// The same in other formats.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub more: Vec<PathBuf>,
     pub prompt: String,
     pub seed: u64,
 }
@@ -143,6 +146,9 @@ pub fn page(drawn: &SampleSummary) -> String {
     }
     for written in &drawn.images {
         page.line(BOLD, &format!("{}", written.path.display()));
+        for path in &written.more {
+            page.line(DIM, &format!("also as {}", path.display()));
+        }
         page.line(DIM, &format!("seed {}: {}", written.seed, written.prompt));
     }
     if !drawn.images.is_empty() {

@@ -20,6 +20,8 @@ section! {
         every: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
         /// Size of sample images in pixels. Shown: for SD3, other families have their own
         size: ImageSize = Default(default_size()), Multiple(16.0, 8192.0);
+        /// Frames of sample clips, for a model of videos; 1 draws images. Not set: as many as `data.frames`
+        frames: Option<usize> = Default(None), Within(1.0, 1025.0);
         /// Sampling (inference) steps. Shown: for SD3, other families have their own
         steps: usize = Default(DiffusionFamily::fallback().sampling.steps), Within(1.0, 1000.0);
         /// Guidance scale: classifier-free guidance (CFG), where 1 is without; FLUX.1 dev takes it as an input. Shown: for SD3, other families have their own

@@ -92,6 +92,8 @@ fn the_parts_fit_and_draw_an_image() {
         prompts: vec!["neon style, a red star".into()],
         negative: String::new(),
         size: [SIDE, SIDE],
+        frames: 1,
+        fps: 1,
         steps: 2,
         guidance: GuidanceScales { guidance: 3.0, true_cfg: 1.0 },
         seed: 1,
@@ -103,9 +105,10 @@ fn the_parts_fit_and_draw_an_image() {
     let job = SampleJob::new(&pipeline, request).unwrap();
     let device = Device::cpu(2, 1 << 29).unwrap();
     let plan = job.plan(device.kind(), 1 << 29).unwrap();
-    let images = job.run(&device, &plan, &|_| true).unwrap();
-    assert_eq!(images[0].size, [SIDE, SIDE]);
-    assert!(images[0].values.iter().all(|number| (0.0..=1.0).contains(number)));
+    let clips = job.run(&device, &plan, &|_| true).unwrap();
+    let [image] = &clips[0].frames[..] else { panic!("one frame") };
+    assert_eq!(image.size, [SIDE, SIDE]);
+    assert!(image.values.iter().all(|number| (0.0..=1.0).contains(number)));
 }
 
 /// The shipped autoencoder at work.

@@ -167,6 +167,7 @@ save_every = 3
             prompt: "a".into(),
             seed: 1,
             references: Vec::new(),
+            clip: None,
         }
     }
 

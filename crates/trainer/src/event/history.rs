@@ -117,6 +117,8 @@ pub struct SampleImage {
     pub seed: u64,
     /// The reference images that it was made from, relative to the run's folder.
     pub references: Vec<PathBuf>,
+    /// The clip of which `path` shows some frames, relative to the run's folder.
+    pub clip: Option<PathBuf>,
 }
 
 /// A text that was written.
@@ -216,9 +218,9 @@ impl History {
                 self.validations.retain(|(at, _)| *at < step);
                 self.validations.push((step, loss));
             }
-            Event::ImageSample { step, path, prompt, seed, references } => {
+            Event::ImageSample { step, path, prompt, seed, references, clip } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
-                self.samples.push(SampleImage { step, path, prompt, seed, references });
+                self.samples.push(SampleImage { step, path, prompt, seed, references, clip });
             }
             Event::TextSample { step, prompt, text, seed } => {
                 let is_other = |other: &SampleText| {

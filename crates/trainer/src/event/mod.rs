@@ -114,6 +114,9 @@ pub enum Event {
         /// The reference images that it was made from, relative to the run's folder.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         references: Vec<PathBuf>,
+        /// The clip of which `path` shows some frames, relative to the run's folder.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        clip: Option<PathBuf>,
     },
     /// A sample text was generated.
     #[serde(alias = "written")]

@@ -115,6 +115,7 @@ mod tests {
             prompt: String::new(),
             seed: n,
             references: Vec::new(),
+            clip: None,
         };
         let mut samples: Vec<_> =
             (0..=150).flat_map(|step| (0..4).map(move |n| sample(step, n))).collect();

@@ -372,10 +372,13 @@ fn images(gallery: &Gallery) -> String {
         if edits.iter().any(|row| row.shows(sample)) {
             continue;
         }
-        let (prompt, path) = (escaped(&sample.prompt), link(&sample.path));
+        let path = link(sample.clip.as_ref().unwrap_or(&sample.path));
+        // A strip of frames is as wide as the page.
+        let kind = if sample.clip.is_some() { "card strip" } else { "card" };
+        let prompt = escaped(&sample.prompt);
         _ = write!(
             steps.entry(sample.step).or_default(),
-            "<figure class=\"card\"><a href=\"{path}\"><img loading=\"lazy\" src=\"{data}\" \
+            "<figure class=\"{kind}\"><a href=\"{path}\"><img loading=\"lazy\" src=\"{data}\" \
              alt=\"{prompt}\"></a><figcaption>{prompt}<br><span class=\"faint\">seed {}</span>\
              </figcaption></figure>",
             sample.seed

@@ -94,7 +94,7 @@ fn jpeg(image: &Image, texts: &[(&str, String)]) -> image::ImageResult<Vec<u8>> 
 }
 
 /// Bytes, colour by colour and pixel by pixel, rounded as the reference rounds.
-fn pixels(image: &Image) -> Vec<u8> {
+pub(super) fn pixels(image: &Image) -> Vec<u8> {
     let count = image.size[0] * image.size[1];
     let byte = |number: f32| (number * 255.0).round_ties_even() as u8;
     (0..count)

@@ -1,6 +1,7 @@
-//! Images from prompts: encode, denoise, decode. The same functions run first on the meta device, which
+//! Images and clips from prompts: encode, denoise, decode. The same functions run first on the meta device, which
 //! gives the peak memory of each phase; then an arena of that size is enough. `text` generates text.
 
+pub mod clip;
 pub(crate) mod encoding;
 mod exif;
 pub mod image_file;
@@ -15,6 +16,7 @@ use compute::{Device, DeviceKind, Dtype, Params, Quantisation, RandomSequence, T
 use weights::Catalog;
 use weights::load::load_f32;
 
+use self::clip::Clip;
 use self::encoding::plan_encoding;
 use self::reference::{ReferenceLatents, encode_references, fit_references, prompt_image};
 use crate::cost::{
@@ -44,6 +46,10 @@ pub struct ImageRequest {
     pub negative: String,
     /// Width and height in pixels.
     pub size: [usize; 2],
+    /// Frames of a clip; 1 of an image.
+    pub frames: usize,
+    /// Frames per second.
+    pub fps: usize,
     /// Denoising steps.
     pub steps: usize,
     /// Guidance scales.
@@ -51,7 +57,7 @@ pub struct ImageRequest {
     /// The first image's seed; each next image has the next.
     pub seed: u64,
     /// Initial noise instead of the seed: a file with a tensor `latents` [images,
-    /// channels, height, width].
+    /// channels, height, width], or [clips, channels, frames, height, width].
     pub latents: Option<PathBuf>,
     /// Reference images of all, for an editing model.
     pub references: Vec<PathBuf>,
@@ -184,6 +190,7 @@ impl<'a> SampleJob<'a> {
             let (steps, prompts) = (request.steps, request.prompts.len());
             return wrong(format!("{steps} steps for {prompts} prompts"), "ask for one at least");
         }
+        check_frames(pipeline, request.frames)?;
         Ok(Self { pipeline, request, references })
     }
 
@@ -232,25 +239,42 @@ impl<'a> SampleJob<'a> {
         Ok(SamplePlan { phases, is_cfg_batched: is_paired, tiling, encoder_loading })
     }
 
-    /// What could be asked for instead: smaller weights, then smaller images, then both.
+    /// What could be asked for instead: smaller weights, then fewer frames, then smaller images, then small weights with
+    /// one of these.
     fn remedy(&self, kind: DeviceKind, limit: usize) -> Result<Option<Remedy>> {
-        let ImageRequest { precision, size, .. } = self.request;
-        let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
-        let can_quantise = precision.base != Some(Quantisation::Nf4);
-        let weights = can_quantise.then(|| ("--quantise nf4".to_owned(), (quantised, size)));
-        let sizes = || self.smaller_sizes().into_iter();
-        let typed = |[width, height]: [usize; 2]| format!("--size {width}x{height}");
-        let smaller = sizes().map(|size| (typed(size), (precision, size)));
-        let both = sizes().filter(|_| can_quantise);
-        let both = both.map(|size| (format!("--quantise nf4 {}", typed(size)), (quantised, size)));
-        let candidates: Vec<_> = weights.into_iter().chain(smaller).chain(both).collect();
-        nearest_fitting(limit, &candidates, |(precision, size), _| {
-            let request =
-                ImageRequest { precision: *precision, size: *size, ..self.request.clone() };
-            let job =
-                Self { pipeline: self.pipeline, request, references: self.references.clone() };
+        let whole = &self.request;
+        let precision = Precision { base: Some(Quantisation::Nf4), ..whole.precision };
+        let can_quantise = whole.precision.base != Some(Quantisation::Nf4);
+        let weights = || ("--quantise nf4".to_owned(), ImageRequest { precision, ..whole.clone() });
+        let frames = self
+            .fewer_frames()
+            .into_iter()
+            .map(|frames| (format!("--frames {frames}"), ImageRequest { frames, ..whole.clone() }));
+        let sizes = self.smaller_sizes().into_iter().map(|size| {
+            let [width, height] = size;
+            (format!("--size {width}x{height}"), ImageRequest { size, ..whole.clone() })
+        });
+        let less: Vec<_> = frames.chain(sizes).collect();
+        let both = less.iter().filter(|_| can_quantise).map(|(typed, request)| {
+            let request = ImageRequest { precision, ..request.clone() };
+            (format!("--quantise nf4 {typed}"), request)
+        });
+        let both: Vec<_> = both.collect();
+        let first = can_quantise.then(weights).into_iter();
+        let candidates: Vec<_> = first.chain(less).chain(both).collect();
+        nearest_fitting(limit, &candidates, |request, _| {
+            let (pipeline, references) = (self.pipeline, self.references.clone());
+            let job = Self { pipeline, request: request.clone(), references };
             Ok(job.fastest_plan(kind, 0)?.peak_bytes())
         })
+    }
+
+    /// Clips of the same size with half as many frames, and fewer; none for an image.
+    fn fewer_frames(&self) -> Vec<usize> {
+        let step = self.pipeline.vae.temporal_scale_factor();
+        let steps = self.request.frames.saturating_sub(1) / step;
+        let halves = std::iter::successors(Some(steps / 2), |steps| Some(steps / 2));
+        halves.take_while(|steps| *steps > 0).map(|steps| steps * step + 1).collect()
     }
 
     /// Images of the same shape, half as large and smaller.
@@ -271,7 +295,7 @@ impl<'a> SampleJob<'a> {
         device: &Device,
         plan: &SamplePlan,
         on_event: SampleEventFn<'_>,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<Clip>> {
         let prompts = self.encode(device, plan.encoder_loading, on_event)?;
         let latents = self.denoise(device, &prompts, plan.is_cfg_batched, on_event)?;
         self.decode(device, &latents, plan.tiling, on_event)
@@ -352,7 +376,7 @@ impl<'a> SampleJob<'a> {
         is_paired: bool,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
-        let tokens = self.pipeline.image_tokens(self.request.size, 1);
+        let tokens = self.pipeline.image_tokens(self.request.size, self.request.frames);
         let sigmas = self.pipeline.schedule.sigmas(tokens, self.request.steps);
         // Every step takes the same memory: a dry run needs one.
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };
@@ -384,14 +408,14 @@ impl<'a> SampleJob<'a> {
         }
     }
 
-    /// Images of latents.
+    /// Images or clips of latents.
     pub fn decode(
         &self,
         device: &Device,
         latents: &[Vec<f32>],
         tiling: Option<Tiling>,
         on_event: SampleEventFn<'_>,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<Clip>> {
         on_event(SampleEvent::Phase(DECODE));
         let tick = |bytes| on_event(SampleEvent::Loaded(bytes));
         // Its activations outgrow half precision (`force_upcast` in its settings).
@@ -399,7 +423,7 @@ impl<'a> SampleJob<'a> {
             self.pipeline.vae.load_decoder(device, Precision::plain(Dtype::F32), &tick)?;
         let statistics = self.pipeline.vae.statistics();
         let params = Params::default();
-        let mut images = Vec::with_capacity(latents.len());
+        let mut clips = Vec::with_capacity(latents.len());
         for latents in latents {
             let scaled = statistics.from_model(latents);
             let latent = LatentView { values: &scaled, shape: self.latent_shape() };
@@ -409,15 +433,39 @@ impl<'a> SampleJob<'a> {
             for value in &mut values {
                 *value = (*value / 2.0 + 0.5).clamp(0.0, 1.0);
             }
-            images.push(Image { values, size: self.request.size });
+            clips.push(Clip::new(&values, self.request.size, self.request.fps));
             check_cancelled(on_event(SampleEvent::ImageDone))?;
         }
-        Ok(images)
+        Ok(clips)
     }
 
     fn latent_shape(&self) -> LatentShape {
-        self.pipeline.latent_shape(self.request.size, 1)
+        self.pipeline.latent_shape(self.request.size, self.request.frames)
     }
+}
+
+/// Checks that a model can make so many frames.
+fn check_frames(pipeline: &Pipeline, frames: usize) -> Result<()> {
+    let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
+    if frames != 1 && !pipeline.vae.takes_clips() {
+        let title = pipeline.family().title;
+        return wrong(
+            format!("{frames} frames of {title} model, which makes images"),
+            "leave out --frames",
+        );
+    }
+    let step = pipeline.vae.temporal_scale_factor();
+    if frames == 0 || !(frames - 1).is_multiple_of(step) {
+        let below = frames.saturating_sub(1) / step * step + 1;
+        return wrong(
+            format!(
+                "{frames} frames are not a multiple of {step} and one more, {below} and {} would be",
+                below + step
+            ),
+            "give --frames as one of these",
+        );
+    }
+    Ok(())
 }
 
 /// The denoiser with guidance.

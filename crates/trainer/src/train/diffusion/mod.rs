@@ -230,7 +230,8 @@ impl Task for DiffusionTask<'_> {
 
     fn sample_tilings(&self) -> Vec<Tiling> {
         let ImageSize { width, height } = self.sample_size;
-        Tiling::candidates(self.pipeline.latent_shape([width, height], 1)).collect()
+        let (frames, _) = self.sample_frames();
+        Tiling::candidates(self.pipeline.latent_shape([width, height], frames)).collect()
     }
 
     fn dry_run_samples(

@@ -18,6 +18,7 @@ use crate::model::build::Precision;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::diffusion::vae::LatentStatistics;
 use crate::model::vae::Tiling;
+use crate::sample::clip::{self, Clip};
 use crate::sample::reference::ReferenceLatents;
 use crate::sample::{self, Image, ImageRequest, SampleCondition, SampleJob, image_file};
 use crate::task::traits::TrainableModel;
@@ -32,18 +33,31 @@ pub struct SampleImageWriter<'a> {
     statistics: LatentStatistics,
 }
 
+impl DiffusionTask<'_> {
+    /// Frames of a sample and frames per second; an image is one frame.
+    pub(super) fn sample_frames(&self) -> (usize, usize) {
+        let video = self.pipeline.family().video;
+        let (frames, fps) = video.map_or((1, 1), |video| (video.frames, video.fps));
+        (self.sample.frames.unwrap_or(frames), fps)
+    }
+}
+
 impl<'a> SampleImageWriter<'a> {
     /// Checks the request.
     pub fn new(
-        DiffusionTask { pipeline, data, sample, sample_size: size, .. }: DiffusionTask<'a>,
+        task: DiffusionTask<'a>,
         references: Vec<ReferenceSize>,
         precision: Precision,
         tiling: Option<Tiling>,
     ) -> Result<Self> {
+        let DiffusionTask { pipeline, data, sample, sample_size: size, .. } = task;
+        let (frames, fps) = task.sample_frames();
         let request = ImageRequest {
             prompts: sample.prompts.clone(),
             negative: sample.negative_prompt.clone(),
             size: [size.width, size.height],
+            frames,
+            fps,
             steps: sample.steps,
             guidance: sample.guidance(),
             seed: sample.seed,
@@ -90,20 +104,21 @@ impl<'a> SampleImageWriter<'a> {
         let prompts = (0..self.sample.prompts.len()).map(|number| self.prompt(index, number));
         let prompts: Vec<SampleCondition> = prompts.collect::<Result<_>>()?;
         let latents = self.denoise(device, trainable, &prompts, on_event)?;
-        let images = self.job.decode(device, &latents, self.tiling, on_event)?;
+        let clips = self.job.decode(device, &latents, self.tiling, on_event)?;
         let folder = Path::new("samples");
         let failed = |source| TrainerError::Io { what: "write", path: run.join(folder), source };
         std::fs::create_dir_all(run.join(folder)).map_err(failed)?;
-        let mut events = Vec::with_capacity(images.len());
-        for (number, (image, prompt)) in images.iter().zip(&self.sample.prompts).enumerate() {
+        let mut events = Vec::with_capacity(clips.len());
+        for (number, (clip, prompt)) in clips.iter().zip(&self.sample.prompts).enumerate() {
             let path: PathBuf = folder.join(format!("step-{step:06}-{}.png", number + 1));
             let seed = self.sample.seed + number as u64;
             let facts = [("prompt", prompt.clone()), ("seed", seed.to_string())];
-            image_file::write(&run.join(&path), image, &facts)?;
+            image_file::write(&run.join(&path), &clip.strip(), &facts)?;
+            let clip = write_clip(run, &path, clip)?;
             let references = index.sample_references(number);
             let references = write_references(run, folder, number, references)?;
             let prompt = prompt.clone();
-            events.push(Event::ImageSample { step, path, prompt, seed, references });
+            events.push(Event::ImageSample { step, path, prompt, seed, references, clip });
         }
         Ok(events)
     }
@@ -136,6 +151,17 @@ impl<'a> SampleImageWriter<'a> {
         let TrainableModel { model, params, .. } = trainable;
         self.job.denoise_with(device, model, params, prompts, false, on_event)
     }
+}
+
+/// A clip beside the strip of its frames, and as MP4 where that can be written; an image has none.
+fn write_clip(run: &Path, strip: &Path, clip: &Clip) -> Result<Option<PathBuf>> {
+    if clip.frames.len() == 1 {
+        return Ok(None);
+    }
+    let path = strip.with_extension("webp");
+    clip::write(&run.join(&path), clip)?;
+    clip::write_mp4_beside(&run.join(&path), clip);
+    Ok(Some(path))
 }
 
 /// Copies of the references of an image as the model sees them, beside it: a run's folder stands by itself.
