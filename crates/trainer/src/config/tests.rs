@@ -125,6 +125,7 @@ const EVERY_KEY: &[&str] = &[
     "optimizer.warmup_steps=10",
     "sample.prompts=['a fox', 'a \"red\" fox']",
     "sample.size=[512, 768]",
+    "sample.frames=33",
     "sample.steps=20",
     "sample.guidance_scale=4.5",
     "sample.true_cfg_scale=2",
@@ -463,7 +464,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nxxxxxxx = 1",
-        "unknown key `sample.xxxxxxx`, [sample] has prompts, references, every, size, steps, guidance_scale, true_cfg_scale, seed, \
+        "unknown key `sample.xxxxxxx`, [sample] has prompts, references, every, size, frames, steps, guidance_scale, true_cfg_scale, seed, \
          negative_prompt: JOB:6:1",
     ),
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),

@@ -57,7 +57,7 @@ const IMAGE_ONLY_KEYS: [&str; 11] = [
 ];
 
 /// Keys that mean nothing where a model makes images.
-const VIDEO_KEYS: [&str; 3] = ["data.frames", "data.fps", "data.segments"];
+const VIDEO_KEYS: [&str; 4] = ["data.frames", "data.fps", "data.segments", "sample.frames"];
 
 /// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
 /// 2305.14314, section 4).

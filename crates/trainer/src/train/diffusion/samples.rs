@@ -38,7 +38,8 @@ impl DiffusionTask<'_> {
     pub(super) fn sample_frames(&self) -> (usize, usize) {
         let video = self.pipeline.family().video;
         let (frames, fps) = video.map_or((1, 1), |video| (video.frames, video.fps));
-        (self.sample.frames.unwrap_or(frames), fps)
+        let Self { data, sample, .. } = self;
+        (sample.frames.or(data.frames).unwrap_or(frames), data.fps.unwrap_or(fps))
     }
 }
 
