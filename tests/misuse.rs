@@ -157,7 +157,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/lm",
         &[
             "this is a language model (LlamaForCausalLM)",
-            "expected an SD3, SD3.5, FLUX.1 or Qwen-Image image model",
+            "expected an SD3, SD3.5, FLUX.1, Qwen-Image or Kandinsky 5 model",
             "--text PATH",
         ],
     ),
@@ -175,7 +175,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/sana",
         &[
             "this is a Sana pipeline (SanaPipeline)",
-            "hearth trains SD3, SD3.5, FLUX.1 and Qwen-Image",
+            "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image and Kandinsky 5",
         ],
     ),
     (

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use trainer::model::diffusion::implementation::Implementation;
 use trainer::model::diffusion::paths::PartPaths;
 
 /// Where the parts are that a checkpoint lacks.
@@ -19,22 +20,41 @@ pub struct PartArgs {
     /// [default: in --rest, or beside the checkpoint]
     #[arg(long = "text-encoder", value_name = "FILE")]
     text_encoders: Vec<PathBuf>,
+
+    /// Whose prompt templates and sigmas Kandinsky 5 is run with: original, or diffusers
+    /// [default: original]
+    #[arg(long, value_name = "PROGRAM", value_parser = implementation)]
+    implementation: Option<Implementation>,
 }
 
 impl PartArgs {
     pub fn paths(&self) -> PartPaths {
-        let Self { rest, vae, text_encoders } = self;
-        PartPaths { rest: rest.clone(), vae: vae.clone(), text_encoders: text_encoders.clone() }
+        let Self { rest, vae, text_encoders, implementation } = self;
+        PartPaths {
+            rest: rest.clone(),
+            vae: vae.clone(),
+            text_encoders: text_encoders.clone(),
+            implementation: *implementation,
+        }
     }
 
     /// The first of them that was typed.
     pub fn first_typed(&self) -> Option<&'static str> {
-        let Self { rest, vae, text_encoders } = self;
+        let Self { rest, vae, text_encoders, implementation } = self;
         let typed = [
             ("--rest", rest.is_some()),
             ("--vae", vae.is_some()),
             ("--text-encoder", !text_encoders.is_empty()),
+            ("--implementation", implementation.is_some()),
         ];
         typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name)
+    }
+}
+
+fn implementation(word: &str) -> Result<Implementation, String> {
+    match word {
+        "original" => Ok(Implementation::Original),
+        "diffusers" => Ok(Implementation::Diffusers),
+        _ => Err("expected original or diffusers".into()),
     }
 }

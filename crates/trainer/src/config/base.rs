@@ -6,6 +6,7 @@ use compute::{Dtype, Quantisation};
 
 use super::section::section;
 use super::value::words;
+use crate::model::diffusion::implementation::Implementation;
 use crate::model::diffusion::paths::PartPaths;
 
 section! {
@@ -19,6 +20,8 @@ section! {
         vae: Option<PathBuf> = Default(None), Any;
         /// Text encoders of a checkpoint file, such as `clip_l.safetensors` and `t5xxl_fp16.safetensors`. Empty: in `base.rest`, or beside the checkpoint
         text_encoders: Vec<PathBuf> = Default(Vec::new()), Any;
+        /// Whose prompt templates and sigmas Kandinsky 5 is run with: `original`, its authors', or `diffusers`. Not set: `original`
+        implementation: Option<Implementation> = Default(None), Any;
         /// Train from scratch: the weights of the base are replaced by random ones
         random_init: bool = Default(false), Any;
         /// Data type of activations, and of weights that are not quantised
@@ -33,8 +36,13 @@ section! {
 impl BaseConfig {
     /// Where the parts are that a checkpoint lacks.
     pub fn parts(&self) -> PartPaths {
-        let Self { rest, vae, text_encoders, .. } = self;
-        PartPaths { rest: rest.clone(), vae: vae.clone(), text_encoders: text_encoders.clone() }
+        let Self { rest, vae, text_encoders, implementation, .. } = self;
+        PartPaths {
+            rest: rest.clone(),
+            vae: vae.clone(),
+            text_encoders: text_encoders.clone(),
+            implementation: *implementation,
+        }
     }
 }
 
@@ -42,6 +50,11 @@ words!(Dtype {
     "f32" => Self::F32,
     "bf16" => Self::Bf16,
     "f16" => Self::F16,
+});
+
+words!(Option<Implementation> {
+    "original" => Some(Implementation::Original),
+    "diffusers" => Some(Implementation::Diffusers),
 });
 
 words!(Option<Quantisation> {

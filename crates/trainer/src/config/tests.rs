@@ -74,6 +74,7 @@ const EVERY_KEY: &[&str] = &[
     "base.rest=rest",
     "base.vae=ae.safetensors",
     "base.text_encoders=['clip_l.safetensors']",
+    "base.implementation=diffusers",
     "base.dtype=f32",
     "base.quantise=nf4",
     "base.quantise_encoders=int8",

@@ -41,10 +41,11 @@ pub enum TrainingData {
 pub const SEQUENCE: &str = "sequence";
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 11] = [
+const IMAGE_ONLY_KEYS: [&str; 12] = [
     "base.rest",
     "base.vae",
     "base.text_encoders",
+    "base.implementation",
     "base.quantise_encoders",
     "train.weighting_scheme",
     "train.timestep_shift",

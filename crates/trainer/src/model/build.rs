@@ -292,6 +292,11 @@ impl<'a> ModelBuilder<'a> {
         self.small(&format!("{name}.weight"), width)
     }
 
+    /// The weight and the bias of a layer norm, `name.weight` and `name.bias`, trainable in a full fine-tune.
+    pub fn layer_norm(&mut self, name: impl Display, width: usize) -> Result<[ModelTensor; 2]> {
+        Ok([self.norm(&name, width)?, self.bias(name, width)?])
+    }
+
     fn small(&mut self, name: &str, width: usize) -> Result<ModelTensor> {
         let vector = self.vector(name, width)?;
         self.slot(name, vector)

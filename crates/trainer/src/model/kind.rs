@@ -83,7 +83,9 @@ pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
         let class = pipeline_class(path).ok()?;
         let family = DiffusionFamily::of_pipeline(&class)?;
         let config = DenoiserConfig::read(family, &path.join("transformer/config.json"));
-        return Some(config.map_or(family, |config| config.with_pipeline(&class).family()));
+        return Some(
+            config.map_or(family, |config| config.with_pipeline(&class).with_name(path).family()),
+        );
     }
     let Ok(catalog) = Catalog::open(path) else {
         return PublishedPipeline::by_path(path).map(|(_, model)| (model.config)().family());
@@ -91,7 +93,7 @@ pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
     let family = family_of_checkpoint(&catalog)?;
     let config = DenoiserConfig::of_checkpoint(family, &catalog, Path::new("")).ok().flatten();
     let class = DenoiserConfig::pipeline_of_file(family, path).unwrap_or_default();
-    Some(config.map_or(family, |(config, _)| config.with_pipeline(class).family()))
+    Some(config.map_or(family, |(config, _)| config.with_pipeline(class).with_name(path).family()))
 }
 
 /// The family whose original layout a checkpoint has.
@@ -105,8 +107,8 @@ fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 
-const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1 or Qwen-Image image model";
-const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1 and Qwen-Image image models (a diffusers folder, or a checkpoint) and \
+const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1, Qwen-Image or Kandinsky 5 model";
+const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image and Kandinsky 5 models (a diffusers folder, or a checkpoint) and \
                       Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 

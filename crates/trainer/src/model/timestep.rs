@@ -7,7 +7,7 @@ use super::build::ModelBuilder;
 use super::layer::LinearLayer;
 use crate::error::Result;
 
-/// Width of the sinusoidal embedding: half cosines, then as many sines.
+/// Width of the sinusoidal embedding of most families: half cosines, then as many sines.
 const EMBEDDING_DIM: usize = 256;
 /// The longest period, relative to the shortest.
 const MAX_PERIOD: f32 = 10_000.0;
@@ -16,13 +16,24 @@ const MAX_PERIOD: f32 = 10_000.0;
 pub struct TimestepEmbedder {
     first: LinearLayer,
     second: LinearLayer,
+    embedding_dim: usize,
 }
 
 impl TimestepEmbedder {
     /// With `linear_1` and `linear_2`.
-    pub fn new(mut build: ModelBuilder<'_>, width: usize) -> Result<Self> {
-        let first = build.linear_unquantised("linear_1", EMBEDDING_DIM, width)?;
-        Ok(Self { first, second: build.linear_unquantised("linear_2", width, width)? })
+    pub fn new(build: ModelBuilder<'_>, width: usize) -> Result<Self> {
+        Self::with_layers(build, ["linear_1", "linear_2"], [EMBEDDING_DIM, width])
+    }
+
+    /// With layers of other names, and sinusoids of another width.
+    pub fn with_layers(
+        mut build: ModelBuilder<'_>,
+        [first, second]: [&str; 2],
+        [embedding_dim, width]: [usize; 2],
+    ) -> Result<Self> {
+        let first = build.linear_unquantised(first, embedding_dim, width)?;
+        let second = build.linear_unquantised(second, width, width)?;
+        Ok(Self { first, second, embedding_dim })
     }
 
     /// A vector [samples, width] for each of `timesteps`, whose angles are multiplied by `scale`: in f32 it makes a
@@ -34,17 +45,19 @@ impl TimestepEmbedder {
         scale: f32,
         dtype: Dtype,
     ) -> Result<Var> {
-        let sinusoids: Vec<f32> =
-            timesteps.iter().flat_map(|timestep| embed(*timestep, scale)).collect();
+        let sinusoids: Vec<f32> = timesteps
+            .iter()
+            .flat_map(|timestep| embed(*timestep, scale, self.embedding_dim))
+            .collect();
         let sinusoids =
-            tape.device().upload_as([timesteps.len(), EMBEDDING_DIM], &sinusoids, dtype)?;
+            tape.device().upload_as([timesteps.len(), self.embedding_dim], &sinusoids, dtype)?;
         let hidden = self.first.forward_activated(tape, &sinusoids.into(), Activation::Silu)?;
         Ok(self.second.forward(tape, &hidden)?)
     }
 }
 
-fn embed(timestep: f32, scale: f32) -> impl Iterator<Item = f32> {
-    let half = EMBEDDING_DIM / 2;
+fn embed(timestep: f32, scale: f32, embedding_dim: usize) -> impl Iterator<Item = f32> {
+    let half = embedding_dim / 2;
     let angle = move |index: usize| {
         scale * (timestep * (-MAX_PERIOD.ln() * index as f32 / half as f32).exp())
     };

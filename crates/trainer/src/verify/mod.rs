@@ -124,7 +124,8 @@ pub fn verify(
         None => component::weights(folder)?,
     };
     let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
-    let golden = ReferenceData { catalog: Catalog::open(&golden)?, sizes: Vec::new() };
+    let golden =
+        ReferenceData { catalog: Catalog::open(&golden)?, sizes: Vec::new(), channels_last: None };
     let layouts = &|_: &str| Vec::new();
     let (reference, weights) = (&golden, &catalog);
     let verifier =
@@ -138,7 +139,9 @@ pub fn verify(
         let layout = layout.unwrap_or_else(CheckpointLayout::identity);
         let mut nearest: Option<VerifyReport> = None;
         for sizes in golden.possible_sizes()? {
-            let golden = &ReferenceData { catalog: golden.catalog.clone(), sizes };
+            let channels = config.is_channels_last().then(|| config.latent_spec().channels);
+            let catalog = golden.catalog.clone();
+            let golden = &ReferenceData { catalog, sizes, channels_last: channels };
             let verifier = Verifier { golden, layouts, ..verifier };
             let (n_weights, comparisons) =
                 verifier.compare(&layout, |build| config.build(build))?;

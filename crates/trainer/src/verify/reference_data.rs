@@ -17,7 +17,12 @@ pub struct ReferenceData {
     /// Rows and columns of tokens of each image, where a denoiser is given latents as tokens: the image that is denoised,
     /// then reference images. Empty where it is given latents.
     pub sizes: Vec<[usize; 2]>,
+    /// Channels of latents, where the reference has these as [samples, frames, height, width, channels].
+    pub channels_last: Option<usize>,
 }
+
+/// The part of a name of what the reference computed in f32 throughout, where it rounds some values to bf16 otherwise.
+const WITHOUT_ROUNDING: &str = "_f32rope";
 
 impl ReferenceData {
     pub fn has(&self, name: &str) -> bool {
@@ -25,9 +30,19 @@ impl ReferenceData {
     }
 
     pub fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let tensor = self.catalog.find(name)?;
-        let sizes = tensor.shape.iter().map(|size| *size as usize).collect();
-        Ok((sizes, load_f32(&self.catalog, tensor, 0..tensor.numel())?))
+        let without_rounding = match name.split_once('.') {
+            Some(("grad", layer)) => format!("grad{WITHOUT_ROUNDING}.{layer}"),
+            _ => format!("{name}{WITHOUT_ROUNDING}"),
+        };
+        let tensor = self.catalog.find(&without_rounding).or(self.catalog.find(name))?;
+        let sizes: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
+        let values = load_f32(&self.catalog, tensor, 0..tensor.numel())?;
+        Ok(match (self.channels_last, &sizes[..]) {
+            (Some(channels), &[samples, frames, height, width, all]) => {
+                channels_first(&values, [samples, frames, height, width, all], channels)
+            }
+            _ => (sizes, values),
+        })
     }
 
     /// Rows, and all token ids.
@@ -134,4 +149,23 @@ impl ReferenceData {
         };
         names.map(given).collect()
     }
+}
+
+/// The first channels of latents [samples, frames, height, width, channels] as ours are: channels before frames, and no
+/// dimension for a single frame.
+fn channels_first(
+    values: &[f32],
+    [samples, frames, height, width, all]: [usize; 5],
+    channels: usize,
+) -> (Vec<usize>, Vec<f32>) {
+    let pixels = frames * height * width;
+    let of_sample = |sample: usize| {
+        let values = &values[sample * pixels * all..][..pixels * all];
+        (0..channels).flat_map(move |channel| values.iter().skip(channel).step_by(all).copied())
+    };
+    let sizes = match frames {
+        1 => vec![samples, channels, height, width],
+        _ => vec![samples, channels, frames, height, width],
+    };
+    (sizes, (0..samples).flat_map(of_sample).collect())
 }

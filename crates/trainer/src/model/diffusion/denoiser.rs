@@ -10,8 +10,9 @@ use weights::Catalog;
 
 use super::condition::{Condition, Conditions};
 use super::family::DiffusionFamily;
+use super::implementation::Implementation;
 use super::text::{EmbeddingWidths, TextEmbedding};
-use super::{flux, qwen_image, sd3};
+use super::{flux, kandinsky5, qwen_image, sd3};
 use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::{self, Unsupported};
@@ -73,6 +74,25 @@ macro_rules! families {
                 match self { $(Self::$name(config) => Self::$name(config.with_pipeline(class)),)+ }
             }
 
+            /// The same for the variant that the name of a model's folder or file says.
+            #[must_use]
+            pub fn with_name(self, path: &Path) -> Self {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+                match self { $(Self::$name(config) => Self::$name(config.with_name(&name)),)+ }
+            }
+
+            /// The same run as another program does; `None` where all programs do the same.
+            pub fn with_implementation(self, implementation: Implementation) -> Option<Self> {
+                match self {
+                    $(Self::$name(config) => config.with_implementation(implementation).map(Self::$name),)+
+                }
+            }
+
+            /// Whether the reference's latents are [samples, frames, height, width, channels].
+            pub fn is_channels_last(&self) -> bool {
+                match self { $(Self::$name(_) => <$folder::$config as Architecture>::CHANNELS_LAST,)+ }
+            }
+
             /// The class of the pipeline that a checkpoint of a family is for, as far as its name says.
             pub fn pipeline_of_file(family: &DiffusionFamily, path: &Path) -> Option<&'static str> {
                 let stem = path.file_stem()?.to_string_lossy().to_lowercase().replace('_', "-");
@@ -100,12 +120,16 @@ families! {
     Sd3 = sd3::Sd3Config;
     Flux = flux::FluxConfig;
     QwenImage = qwen_image::QwenImageConfig;
+    Kandinsky5 = kandinsky5::Kandinsky5Config;
 }
 
 /// A family's config.
 pub trait Architecture: DeserializeOwned {
     /// The model, loaded.
     type Model: DenoiserNetwork;
+
+    /// Whether the reference's latents are [samples, frames, height, width, channels].
+    const CHANNELS_LAST: bool = false;
 
     /// The facts of its family, or of the variant that the config is of.
     fn family(&self) -> &'static DiffusionFamily;
@@ -117,6 +141,17 @@ pub trait Architecture: DeserializeOwned {
     #[must_use]
     fn with_pipeline(self, _class: &str) -> Self {
         self
+    }
+
+    /// The same for the variant that a model's name, in lower case, says; where that is in no other file.
+    #[must_use]
+    fn with_name(self, _name: &str) -> Self {
+        self
+    }
+
+    /// The same run as another program does; `None` where all programs do the same.
+    fn with_implementation(self, _: Implementation) -> Option<Self> {
+        None
     }
 
     /// The class of the pipeline that a checkpoint is for, by its name in lower case with hyphens.

@@ -30,10 +30,16 @@ pub struct DiffusionFamily {
     pub encoders: &'static [TextEncoderSpec],
     /// The prompt that stands for none: as which an empty prompt is encoded.
     pub empty_prompt: &'static str,
+    /// Whether prompts are cleaned before they are encoded: HTML entities become characters, white space a single space.
+    pub cleans_prompts: bool,
     /// `max_sequence_length` of diffusers' pipeline where it is not given.
     pub max_sequence_length: usize,
     /// How its sampler spaces sigmas.
     pub spacing: SigmaSpacing,
+    /// Whether its models see latents without the shift that the VAE's settings state.
+    pub ignores_vae_shift: bool,
+    /// Whether the sampler of its authors counts, that of the published models, and not `scheduler_config.json`.
+    pub ignores_scheduler_config: bool,
     /// Its kind of guidance.
     pub guidance: Guidance,
     /// How it takes reference images; none if it makes images from prompts alone.

@@ -35,13 +35,20 @@ pub fn write_random_init(
 
 /// Layers that are initialised with zeros: the modulations of all families, which give blocks their gates. The last
 /// layers of blocks are not: behind a gate of zero they would have no gradient.
-const ZERO_INIT: [&str; 5] =
-    ["norm1.linear.", "norm1_context.linear.", ".norm.linear.", "_mod.1.", "norm_out.linear."];
+const ZERO_INIT: [&str; 6] = [
+    "norm1.linear.",
+    "norm1_context.linear.",
+    ".norm.linear.",
+    "_mod.1.",
+    "norm_out.linear.",
+    "modulation.out_layer.",
+];
 /// The last layer of the model. Blocks of FLUX have one of the same name.
-const OUTPUT: &str = "proj_out.";
+const OUTPUT: [&str; 2] = ["proj_out.", "out_layer.out_layer."];
 
 fn is_zero_init(name: &str) -> bool {
-    name.starts_with(OUTPUT) || ZERO_INIT.iter().any(|layer| name.contains(layer))
+    OUTPUT.iter().any(|layer| name.starts_with(layer))
+        || ZERO_INIT.iter().any(|layer| name.contains(layer))
 }
 
 fn init_values(config: &DenoiserConfig, want: &TensorSpec, stream: RandomSequence) -> Vec<f32> {
@@ -69,34 +76,44 @@ mod tests {
 
     use super::*;
     use crate::model::diffusion::family::DiffusionFamily;
-    use crate::model::diffusion::{flux, qwen_image, sd3};
+    use crate::model::diffusion::{flux, kandinsky5, qwen_image, sd3};
 
-    /// A family, the folder of one of its models, a layer of a block, and the modulation of another.
-    const MODELS: [(&DiffusionFamily, &str, &str, &str); 3] = [
+    /// A family, the folder of one of its models, a layer of a block, and layers that are zero at first.
+    const MODELS: [(&DiffusionFamily, &str, &str, [&str; 3]); 4] = [
         (
             &sd3::FAMILY,
             "sd3/models/sd3",
             "transformer_blocks.0.attn.to_q",
-            "transformer_blocks.0.norm1.linear",
+            ["transformer_blocks.0.norm1.linear", "norm_out.linear", "proj_out"],
         ),
         (
             &flux::FAMILY,
             "flux/dev",
             "single_transformer_blocks.0.attn.to_q",
-            "single_transformer_blocks.0.norm.linear",
+            ["single_transformer_blocks.0.norm.linear", "norm_out.linear", "proj_out"],
         ),
         (
             &qwen_image::FAMILY,
             "qwen_image/mask",
             "transformer_blocks.0.attn.to_q",
-            "transformer_blocks.0.img_mod.1",
+            ["transformer_blocks.0.img_mod.1", "norm_out.linear", "proj_out"],
+        ),
+        (
+            &kandinsky5::FAMILY,
+            "kandinsky5/video",
+            "visual_transformer_blocks.0.self_attention.out_layer",
+            [
+                "visual_transformer_blocks.0.visual_modulation.out_layer",
+                "out_layer.modulation.out_layer",
+                "out_layer.out_layer",
+            ],
         ),
     ];
 
     #[test]
     fn every_tensor_of_the_model_is_written() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-        for (family, model, layer, modulation) in MODELS {
+        for (family, model, layer, zeros) in MODELS {
             let settings = golden.join(model).join("config.json");
             let config = DenoiserConfig::read(family, &settings).unwrap();
             let folder = tempfile::tempdir().unwrap();
@@ -113,7 +130,7 @@ mod tests {
             };
             let (of_layer, width) = square(layer);
             assert!((of_layer * width - 1.0).abs() < 0.2, "{layer}: {of_layer}");
-            for zero in [modulation, "norm_out.linear", "proj_out"] {
+            for zero in zeros {
                 assert_eq!(square(zero).0, 0.0, "{zero}");
             }
         }

@@ -15,8 +15,10 @@ pub mod editing;
 pub mod family;
 pub mod flux;
 pub mod guidance;
+pub mod implementation;
 pub(crate) mod init;
 mod joint;
+pub mod kandinsky5;
 pub mod part;
 pub mod paths;
 pub mod qwen_image;
@@ -70,7 +72,8 @@ impl Pipeline {
         }
         kind::check(path, kind::ModelKind::Image)?;
         let search = PartSearch::new(path, parts)?;
-        let transformer = transformer(&search)?;
+        let mut transformer = transformer(&search)?;
+        transformer.config = as_told(transformer.config, path, parts)?;
         let config = &transformer.config;
         let found = search.find(config.family(), &|spec| text::is_used(&search, spec))?;
         let published = config.family().published_model();
@@ -85,14 +88,14 @@ impl Pipeline {
     /// can be built on the meta device like any other.
     pub fn open_or_published(path: &Path, parts: &PartPaths) -> Result<Self> {
         match PublishedPipeline::by_path(path) {
-            Some((_, model)) if !path.exists() => Self::meta(path, model),
+            Some((_, model)) if !path.exists() => Self::meta(path, model, parts),
             _ => Self::open(path, parts),
         }
     }
 
     /// A published model without its files, as if it lay at `path`.
-    fn meta(path: &Path, model: &PublishedPipeline) -> Result<Self> {
-        let config = (model.config)();
+    fn meta(path: &Path, model: &PublishedPipeline, parts: &PartPaths) -> Result<Self> {
+        let config = as_told((model.config)(), path, parts)?;
         let tensors = config.tensor_specs()?;
         let transformer = PipelinePart::meta(&path.join(TRANSFORMER), config, tensors);
         let vae = Vae::meta(&path.join("vae"), (model.vae)())?;
@@ -110,7 +113,9 @@ impl Pipeline {
         schedule: FlowMatchScheduler,
     ) -> Self {
         let (path, adapter) = (path.into(), HashMap::new());
-        let schedule = schedule.with_spacing(transformer.config.family().spacing);
+        let family = transformer.config.family();
+        let schedule = schedule.with_spacing(family.spacing);
+        let vae = if family.ignores_vae_shift { vae.ignoring_shift() } else { vae };
         Self { path, transformer, vae, encoders, schedule, adapter }
     }
 
@@ -272,6 +277,17 @@ fn transformer(search: &PartSearch<'_>) -> Result<PipelinePart<DenoiserConfig>> 
     Ok(PipelinePart::original(config, catalog.clone(), prefix))
 }
 
+/// The config for the variant that the model's name says, run as the program that was asked for.
+fn as_told(config: DenoiserConfig, path: &Path, parts: &PartPaths) -> Result<DenoiserConfig> {
+    let config = config.with_name(path);
+    let Some(implementation) = parts.implementation else { return Ok(config) };
+    let base = config.family().as_base();
+    config.with_implementation(implementation).ok_or_else(|| TrainerError::Request {
+        problem: format!("implementation is {implementation}, but for {base} there is only one"),
+        hint: "leave implementation out: it is for Kandinsky 5",
+    })
+}
+
 /// The scheduler of the folder; or the published one, if a checkpoint's folder has none or is of another variant.
 fn schedule(search: &PartSearch<'_>, config: &DenoiserConfig) -> Result<FlowMatchScheduler> {
     let family = config.family();
@@ -280,7 +296,8 @@ fn schedule(search: &PartSearch<'_>, config: &DenoiserConfig) -> Result<FlowMatc
         let is_variant = kind::family(folder).is_none_or(|found| found.title == family.title);
         is_file && !(is_variant && folder.join(SCHEDULER).exists())
     };
-    match search.folder.as_ref().filter(|folder| !is_other(folder)) {
+    let is_used = |folder: &&PathBuf| !family.ignores_scheduler_config && !is_other(folder);
+    match search.folder.as_ref().filter(is_used) {
         Some(folder) => config::read_checked(&folder.join(SCHEDULER), FlowMatchScheduler::check),
         None => Ok((family.published_model().schedule)()),
     }

@@ -14,6 +14,7 @@ use weights::{Catalog, WeightsError};
 
 use super::denoiser::DenoiserConfig;
 use super::family::DiffusionFamily;
+use super::implementation::Implementation;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
 use crate::model::encoder::{clip, qwen25vl, t5};
@@ -28,6 +29,8 @@ pub struct PartPaths {
     pub vae: Option<PathBuf>,
     /// Files of text encoders, in any order.
     pub text_encoders: Vec<PathBuf>,
+    /// Whose program the model is run like, where that makes a difference.
+    pub implementation: Option<Implementation>,
 }
 
 impl PartPaths {
@@ -38,12 +41,15 @@ impl PartPaths {
 
     /// As flags of the command line, with each path as `shown`.
     pub fn flags(&self, shown: impl Fn(&Path) -> String) -> Vec<String> {
-        let Self { rest, vae, text_encoders } = self;
+        let Self { rest, vae, text_encoders, implementation } = self;
         let rest = rest.iter().map(|path| ("--rest", path));
         let vae = vae.iter().map(|path| ("--vae", path));
         let encoders = text_encoders.iter().map(|path| ("--text-encoder", path));
         let all = rest.chain(vae).chain(encoders);
-        all.flat_map(|(flag, path)| [flag.to_owned(), shown(path)]).collect()
+        let all = all.map(|(flag, path)| [flag.to_owned(), shown(path)]);
+        let implementation =
+            implementation.iter().map(|it| ["--implementation".to_owned(), it.to_string()]);
+        all.chain(implementation).flatten().collect()
     }
 }
 
@@ -372,9 +378,12 @@ mod tests {
             rest: Some("a".into()),
             vae: Some("b".into()),
             text_encoders: vec!["c".into(), "d".into()],
+            implementation: Some(Implementation::Diffusers),
         };
         let flags = parts.flags(|path| path.display().to_string()).join(" ");
-        assert_eq!(flags, "--rest a --vae b --text-encoder c --text-encoder d");
+        let expected =
+            "--rest a --vae b --text-encoder c --text-encoder d --implementation diffusers";
+        assert_eq!(flags, expected);
         assert!(PartPaths::default().flags(|_| String::new()).is_empty());
     }
 }

@@ -19,6 +19,8 @@ use crate::model::vae::{Tiling, VaeConfig, VaeDecoder, VaeEncoder, VaeScale, enc
 /// An autoencoder, open.
 pub struct Vae {
     part: PipelinePart<VaeConfig>,
+    /// Whether latents are scaled without the shift that the settings state.
+    ignores_shift: bool,
 }
 
 /// The shape of a latent. An image is one frame, and its tensors have no dimension for that.
@@ -141,7 +143,7 @@ impl Vae {
     pub(super) fn open(source: PartSource, like: &VaeConfig) -> Result<Self> {
         let (catalog, config) = match source {
             PartSource::Folder(folder) => {
-                return Ok(Self { part: PipelinePart::open(&folder, VaeConfig::read)? });
+                return Ok(Self::new(PipelinePart::open(&folder, VaeConfig::read)?));
             }
             PartSource::Weights(catalog, config) => (catalog, config),
         };
@@ -157,13 +159,22 @@ impl Vae {
             config.check().map(|()| config).map_err(problem)
         };
         let part = PipelinePart::of_weights(catalog, config, VaeConfig::read, infer)?;
-        Ok(Self { part: part.in_layout(original) })
+        Ok(Self::new(part.in_layout(original)))
     }
 
     /// A meta VAE, without files.
     pub(super) fn meta(folder: &Path, config: VaeConfig) -> Result<Self> {
         let tensors = config.stored_tensors()?;
-        Ok(Self { part: PipelinePart::meta(folder, config, tensors) })
+        Ok(Self::new(PipelinePart::meta(folder, config, tensors)))
+    }
+
+    fn new(part: PipelinePart<VaeConfig>) -> Self {
+        Self { part, ignores_shift: false }
+    }
+
+    /// The same, whose latents are scaled without a shift.
+    pub(super) fn ignoring_shift(self) -> Self {
+        Self { ignores_shift: true, ..self }
     }
 
     /// Checks that the decoder's weights are there.
@@ -202,7 +213,9 @@ impl Vae {
 
     /// How latents are scaled for a model.
     pub fn statistics(&self) -> LatentStatistics {
-        self.part.config.statistics()
+        let LatentStatistics { shift, scale } = self.part.config.statistics();
+        let shift = if self.ignores_shift { vec![0.0; shift.len()] } else { shift };
+        LatentStatistics { shift, scale }
     }
 
     /// The files that its output depends on.

@@ -48,8 +48,11 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     encoders: &[ENCODER],
     // Taken: diffusers' documentation and the trainers that drop captions.
     empty_prompt: " ",
+    cleans_prompts: false,
     max_sequence_length: 512,
     spacing: SigmaSpacing::Reciprocal,
+    ignores_vae_shift: false,
+    ignores_scheduler_config: false,
     guidance: Guidance::Rescaled,
     editing: None,
     video: None,

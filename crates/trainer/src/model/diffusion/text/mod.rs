@@ -1,6 +1,7 @@
 //! The text encoders of a pipeline, as the family lists them. They are loaded one at a time and freed; large ones, as T5,
 //! whole or block by block.
 
+mod clean;
 mod encoder;
 mod prompt;
 pub mod templates;
@@ -21,6 +22,7 @@ pub use encoder::{
 };
 pub use prompt::{Prompt, PromptImage};
 
+use self::clean::clean_prompt;
 use self::prompt::PromptTexts;
 use self::token_source::TokenSource;
 use self::vision::PromptVision;
@@ -281,7 +283,12 @@ impl TextEncoders {
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
         let empty = self.config.family().empty_prompt;
-        let prompts: Vec<Prompt> = prompts.iter().map(|prompt| prompt.or_empty(empty)).collect();
+        let cleans = self.config.family().cleans_prompts;
+        let prompt = |prompt: &Prompt| {
+            let prompt = prompt.or_empty(empty);
+            if cleans { Prompt { text: clean_prompt(&prompt.text), ..prompt } } else { prompt }
+        };
+        let prompts: Vec<Prompt> = prompts.iter().map(prompt).collect();
         self.encode_texts(device, encoding, PromptTexts::Given(&prompts), callbacks, take)
     }
 

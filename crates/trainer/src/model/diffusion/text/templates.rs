@@ -2,6 +2,26 @@
 
 use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
 
+/// What Kandinsky 5 asks its text encoder for, of an image; the models were trained with these words.
+macro_rules! kandinsky5_image {
+    () => {
+        "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the \
+         objects and background:"
+    };
+}
+
+/// The same of a clip.
+macro_rules! kandinsky5_video {
+    () => {
+        "Describe the video in detail.\nDescribe how the camera moves or shakes, describe the zoom and view angle, whether \
+         it follows the objects.\nDescribe the location of the video, main characters or objects and their \
+         action.\nDescribe the dynamism of the video and presented actions.\nName the visual style of the video: whether \
+         it is a professional footage, user generated content, some kind of animation, video game or scren \
+         content.\nDescribe the visual effects, postprocessing and transitions if they are presented in the video.\nPay \
+         attention to the order of key actions shown in the scene."
+    };
+}
+
 /// Qwen-Image's: an instruction to describe the image, the user's turn, and the beginning of the answer. Taken: diffusers
 /// 0.42.1's `QwenImagePipeline`.
 pub const QWEN_IMAGE_TEMPLATE: PromptTemplate = PromptTemplate {
@@ -28,3 +48,49 @@ pub const QWEN_IMAGE_EDIT_TEMPLATE: PromptTemplate = PromptTemplate {
 /// `QwenImageEditPlusPipeline`.
 pub const QWEN_IMAGE_EDIT_PLUS_TEMPLATE: PromptTemplate =
     PromptTemplate { images: TemplateImages::Numbered, ..QWEN_IMAGE_EDIT_TEMPLATE };
+
+/// Kandinsky 5's for images, with the misspelt word that the models were trained with. Taken: the authors' program, as are
+/// the tokens that are dropped.
+pub const KANDINSKY5_IMAGE_TEMPLATE: PromptTemplate = PromptTemplate {
+    prefix: concat!(
+        "<|im_start|>system\nYou are a promt engineer. ",
+        kandinsky5_image!(),
+        "<|im_end|>\n<|im_start|>user\n"
+    ),
+    suffix: "<|im_end|>",
+    n_dropped: 41,
+    images: TemplateImages::None,
+};
+
+/// The same as diffusers 0.42.1's `Kandinsky5T2IPipeline` has it.
+pub const KANDINSKY5_IMAGE_DIFFUSERS: PromptTemplate = PromptTemplate {
+    prefix: concat!(
+        "<|im_start|>system\nYou are a prompt engineer. ",
+        kandinsky5_image!(),
+        "<|im_end|>\n<|im_start|>user\n"
+    ),
+    n_dropped: 40,
+    ..KANDINSKY5_IMAGE_TEMPLATE
+};
+
+/// Kandinsky 5's for clips. Taken: the authors' program.
+pub const KANDINSKY5_VIDEO_TEMPLATE: PromptTemplate = PromptTemplate {
+    prefix: concat!(
+        "<|im_start|>system\nYou are a promt engineer. ",
+        kandinsky5_video!(),
+        "<|im_end|>\n<|im_start|>user\n"
+    ),
+    n_dropped: 129,
+    ..KANDINSKY5_IMAGE_TEMPLATE
+};
+
+/// The same as diffusers 0.42.1's `Kandinsky5T2VPipeline` has it.
+pub const KANDINSKY5_VIDEO_DIFFUSERS: PromptTemplate = PromptTemplate {
+    prefix: concat!(
+        "<|im_start|>system\nYou are a prompt engineer. ",
+        kandinsky5_video!(),
+        "<|im_end|>\n<|im_start|>user\n"
+    ),
+    n_dropped: 128,
+    ..KANDINSKY5_IMAGE_TEMPLATE
+};
