@@ -35,10 +35,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "asks wgpu for matrix units, which it calls experimental",
     ),
     ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
-    (
-        "crates/compute/src/ops/conv2d/cpu/winograd.rs",
-        "writes rows of a matrix from several threads",
-    ),
+    ("crates/compute/src/ops/conv/cpu/winograd.rs", "writes rows of a matrix from several threads"),
     ("crates/compute/src/ops/matmul/cpu.rs", "writes tiles of a matrix from several threads"),
     ("crates/compute/src/block_swap.rs", "reads and writes blocks' memory on the host"),
     ("crates/compute/src/tensor.rs", "lends out a tensor's part of the arena"),

@@ -7,7 +7,7 @@ mod affine;
 mod attention;
 mod avg_pool;
 mod channel_rms_norm;
-mod conv2d;
+mod conv;
 mod cross_entropy;
 mod dora;
 mod elementwise;
@@ -30,7 +30,7 @@ mod upsample;
 
 pub use activation::Activation;
 pub use attention::Attention;
-pub use conv2d::Conv2d;
+pub use conv::{Conv2d, Conv3d, ConvPadding};
 pub use cross_entropy::IGNORE_INDEX;
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;

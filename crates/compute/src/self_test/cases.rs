@@ -1,10 +1,10 @@
 //! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
 
 use crate::ops::{
-    Activation, AdamW, Attention, Conv2d, GradClip, LatentScaling, LatentStd, Linear, Lora,
-    Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw, adamw_8bit,
-    add_noise, count_not_finite, ema, global_norm, rope_table, row_norms, sample_latents,
-    stochastic_round,
+    Activation, AdamW, Attention, Conv2d, Conv3d, ConvPadding, GradClip, LatentScaling, LatentStd,
+    Linear, Lora, Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw,
+    adamw_8bit, add_noise, count_not_finite, ema, global_norm, rope_table, row_norms,
+    sample_latents, stochastic_round,
 };
 use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
@@ -298,6 +298,7 @@ fn tokens() -> Vec<SelfTestCase> {
 
 fn images() -> Vec<SelfTestCase> {
     let image: Shape = [2, 3, 6, 10].into();
+    let clip: Shape = [2, 3, 4, 6, 7].into();
     let all = vec![
         SelfTestCase::new("patchify", &[image], |tape, v| {
             let tokens = tape.patchify(&v[0], 2, PatchOrder::ChannelsLast)?;
@@ -308,6 +309,7 @@ fn images() -> Vec<SelfTestCase> {
             tape.unpatchify(&tokens, [2, 6, 10], 2, PatchOrder::ChannelsFirst)
         }),
         SelfTestCase::new("upsample", &[image], |tape, v| tape.upsample(&v[0], 2)),
+        SelfTestCase::new("upsample of clips", &[clip], |tape, v| tape.upsample_clip(&v[0], 2, 2)),
         SelfTestCase::new("mean pool", &[image], |tape, v| tape.avg_pool(&v[0], 2)),
         SelfTestCase::new("convolution", &[image], |tape, v| {
             let (weight, bias) = (v[1].tensor(), Some(v[2].tensor()));
@@ -324,6 +326,18 @@ fn images() -> Vec<SelfTestCase> {
         .then(&[([64, 16, 3, 3].into(), InputRole::FrozenF32), ([64].into(), InputRole::FrozenF32)])
         .slack(4.0)
         .with_tf32(),
+        SelfTestCase::new("convolution of clips", &[clip], |tape, v| {
+            let layer = Conv3d {
+                bias: Some(v[2].tensor()),
+                stride: [2, 1, 2],
+                padding: [[2, 0], [1, 1], [1, 1]],
+                padding_mode: ConvPadding::Replicate,
+                ..Conv3d::new(v[1].tensor())
+            };
+            tape.conv3d(&v[0], layer)
+        })
+        .then(&[([5, 3, 3, 3, 3].into(), InputRole::FrozenF32), ([5].into(), InputRole::FrozenF32)])
+        .slack(4.0),
         SelfTestCase::new("noise", &[image], noise)
             .then(&[
                 (image, InputRole::FrozenF32),

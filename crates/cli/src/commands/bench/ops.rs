@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use compute::ops::{
-    Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
+    Activation, AdamW, Attention, Conv2d, Conv3d, ConvPadding, Linear, Lora, Moments, QkNormRope,
+    adamw,
 };
 use compute::{
     Device, DeviceKind, Dtype, Gradients, Params, RandomSequence, Shape, Tape, Tensor, Var,
@@ -276,6 +277,16 @@ fn row_cases() -> Vec<OpCase> {
         )
         .with([1, 128, 64, 64])
         .with([128, 128, 3, 3]),
+        OpCase::new(
+            "conv3d",
+            OpRun::Forward(|tape, v| {
+                let (padding, padding_mode) = ([[2, 0], [1; 2], [1; 2]], ConvPadding::Replicate);
+                let weight = v[1].tensor();
+                tape.conv3d(&v[0], Conv3d { padding, padding_mode, ..Conv3d::new(weight) })
+            }),
+        )
+        .with([1, 128, 5, 64, 64])
+        .with([128, 128, 3, 3, 3]),
         OpCase::new(
             "group_norm",
             OpRun::Forward(|tape, v| {

@@ -5,7 +5,7 @@ use crate::Tensor;
 use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 use crate::ops::Activation;
 
-const KERNELS: CudaSource = CudaSource { name: "conv2d", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "conv", text: include_str!("kernel.cu") };
 
 /// Rows of blocks that a GPU can have.
 const MAX_BLOCK_ROWS: usize = 65535;
@@ -20,29 +20,38 @@ fn grid(rows: usize, pixels: usize) -> LaunchConfig {
 pub fn im2col(
     cuda: &CudaBackend,
     window: ConvWindow,
-    image: &Tensor,
+    clip: &Tensor,
     first_pixel: usize,
     columns: &mut Tensor,
 ) {
-    let ([channels, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
-    let ([top, left], [_, across]) = (window.corner, window.result);
-    let pixels = columns.shape().width();
+    let ([frames, height, width], [kernel_frames, kernel_height, kernel_width]) =
+        (window.clip, window.kernel);
+    let ([front, top, left], [_, down, across]) = (window.corner, window.result);
+    let [stride_frames, stride_rows, stride_columns] = window.stride;
+    let (channels, pixels) = (window.inputs, columns.shape().width());
     let arguments = arguments![
-        image,
+        clip,
         columns,
         channels,
         pixels,
         first_pixel,
+        frames,
         height,
         width,
+        kernel_frames,
         kernel_height,
         kernel_width,
-        window.stride,
+        stride_frames,
+        stride_rows,
+        stride_columns,
+        front,
         top,
         left,
+        down,
         across,
+        window.replicates,
     ];
-    let variant = CudaVariant::of(&[image.dtype()]);
+    let variant = CudaVariant::of(&[clip.dtype()]);
     cuda.launch(&KERNELS, "im2col", variant, grid(channels, pixels), &arguments);
 }
 
@@ -55,7 +64,7 @@ pub fn finish(
     activation: Activation,
     y: &mut Tensor,
 ) {
-    let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
+    let &[_, _, frames, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
     let (channels, pixels) = (sums.shape().rows(), sums.shape().width());
     let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
     let variant = CudaVariant::of(&[y.dtype()]);
@@ -68,7 +77,7 @@ pub fn finish(
             pixels,
             first_pixel,
             first_channel,
-            height * width,
+            frames * height * width,
             activation.code(),
         ];
         cuda.launch(&KERNELS, "finish", variant, grid(channels, pixels), &arguments);

@@ -8,7 +8,7 @@
 //! multiplications of all squares and channels at one of the thirty-six places are a matmul. In f32 only, where it loses
 //! three or four bits.
 
-use super::{Conv2d, ConvWindow, FLOPS, cpu, strips};
+use super::{Conv3d, ConvWindow, FLOPS, cpu, strips};
 use crate::device::{Backend, DeviceKind};
 use crate::op::OpContext;
 use crate::ops::matmul::{FusedMatmul, Matmul};
@@ -35,22 +35,30 @@ impl ConvWindow {
         formats: [Dtype; 2],
     ) -> bool {
         matches!(kind, DeviceKind::Cpu { .. })
-            && self.kernel == [3, 3]
-            && self.stride == 1
-            && self.image[0].min(outputs) >= MIN_CHANNELS
+            && self.kernel[1..] == [3, 3]
+            && self.stride[1..] == [1, 1]
+            && self.seen_channels().min(outputs) >= MIN_CHANNELS
             && formats == [Dtype::F32; 2]
     }
 
     /// Squares of the result, down and across.
     pub(super) fn squares(&self) -> [usize; 2] {
-        self.result.map(|side| side.div_ceil(SIDE))
+        let [_, height, width] = self.result;
+        [height, width].map(|side| side.div_ceil(SIDE))
+    }
+
+    /// Channels that a frame of the result is a sum of: those of each frame that the kernel sees.
+    fn seen_channels(&self) -> usize {
+        self.inputs * self.kernel[0]
     }
 }
 
-/// The kernels G·g·Gᵀ, [places, outputs, inputs].
+/// The kernels G·g·Gᵀ, [places, outputs, inputs], of which a frame of a kernel has its own.
 fn kernels(cx: OpContext<'_>, weight: &Tensor) -> Result<Tensor> {
-    let &[outputs, inputs, ..] = weight.shape().sizes() else { unreachable!("checked by the op") };
-    let mut kernels = cx.workspace([PLACES, outputs, inputs], Dtype::F32)?;
+    let &[outputs, inputs, frames, ..] = weight.shape().sizes() else {
+        unreachable!("checked by the op")
+    };
+    let mut kernels = cx.workspace([PLACES, outputs, inputs * frames], Dtype::F32)?;
     cx.count("winograd kernels", 0, &[weight, &kernels]);
     match cx.backend() {
         Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
@@ -59,27 +67,28 @@ fn kernels(cx: OpContext<'_>, weight: &Tensor) -> Result<Tensor> {
     Ok(kernels)
 }
 
-/// Convolves all images. The squares of one stand beside those of the next: small images become matmuls that
+/// Convolves all clips. The squares of a frame stand beside those of the next: small frames become matmuls that
 /// are large enough.
 pub(super) fn convolve(
     cx: OpContext<'_>,
     window: ConvWindow,
-    images: &Tensor,
-    layer: Conv2d<'_>,
+    clips: &Tensor,
+    layer: Conv3d<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
     let kernels = kernels(cx, layer.weight)?;
     let &[_, outputs, inputs] = kernels.shape().sizes() else { unreachable!("made above") };
     let [down, across] = window.squares();
     let bytes = PLACES * (inputs + outputs) * across * Dtype::F32.bytes();
-    for rows in strips(images.shape().sizes()[0] * down, (STRIP_BYTES / bytes).max(1)) {
+    let n_frames = clips.shape().sizes()[0] * window.result[0];
+    for rows in strips(n_frames * down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
         let mut seen = cx.workspace([PLACES, inputs, n], Dtype::F32)?;
         cx.count("winograd input", SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match cx.backend() {
             Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
             Backend::Cpu(backend) => {
-                cpu::winograd::see(backend, window, images, rows.start, &mut seen);
+                cpu::winograd::see(backend, window, clips, rows.start, &mut seen);
             }
         }
         let mut transformed = Vec::with_capacity(PLACES);

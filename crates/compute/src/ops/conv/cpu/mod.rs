@@ -16,63 +16,78 @@ const SCRATCH: usize = 512;
 pub fn im2col(
     cpu: &CpuBackend,
     window: ConvWindow,
-    image: &Tensor,
+    clip: &Tensor,
     first_pixel: usize,
     columns: &mut Tensor,
 ) {
     let n_pixels = columns.shape().width();
-    with_real!(image.dtype(), T => {
-        let image = image.data::<T>();
+    with_real!(clip.dtype(), T => {
+        let clip = clip.data::<T>();
         cpu.par_rows(columns.data_mut::<T>(), n_pixels, |first, rows| {
             for (tap, row) in (first..).zip(rows.chunks_exact_mut(n_pixels)) {
-                window.see(image, tap, first_pixel, row);
+                window.see(clip, tap, first_pixel, row);
             }
         });
     });
 }
 
 impl ConvWindow {
+    /// Where a place of the padded clip lies in it, along an axis; `None` where there are zeros.
+    pub(super) fn source(&self, axis: usize, at: usize) -> Option<usize> {
+        let (before, size) = (self.corner[axis], self.clip[axis]);
+        if self.replicates {
+            return Some(at.saturating_sub(before).min(size - 1));
+        }
+        at.checked_sub(before).filter(|at| *at < size)
+    }
+
     /// What the `tap`-th number of the kernel meets at each pixel.
-    fn see<T: Element>(&self, image: &[T], tap: usize, first_pixel: usize, mut pixels: &mut [T]) {
-        let ([_, height, width], [kernel_height, kernel_width]) = (self.image, self.kernel);
-        let (channel, tap) =
-            (tap / (kernel_height * kernel_width), tap % (kernel_height * kernel_width));
-        let (tap_row, tap_column) = (tap / kernel_width, tap % kernel_width);
-        let channel = &image[channel * height * width..][..height * width];
+    fn see<T: Element>(&self, clip: &[T], tap: usize, first_pixel: usize, mut pixels: &mut [T]) {
+        let [_, down, across] = self.result;
+        let [_, height, width] = self.clip;
+        let (tap, tap_column) = (tap / self.kernel[2], tap % self.kernel[2]);
+        let (tap, tap_row) = (tap / self.kernel[1], tap % self.kernel[1]);
+        let (channel, tap_frame) = (tap / self.kernel[0], tap % self.kernel[0]);
         let mut pixel = first_pixel;
         while !pixels.is_empty() {
-            let (row, column) = (pixel / self.result[1], pixel % self.result[1]);
-            let length = pixels.len().min(self.result[1] - column);
+            let (row, column) = (pixel / across, pixel % across);
+            let (frame, row) = (row / down, row % down);
+            let length = pixels.len().min(across - column);
             let (now, later) = pixels.split_at_mut(length);
-            let at = (row * self.stride + tap_row).checked_sub(self.corner[0]);
-            match at.filter(|at| *at < height) {
+            let frame = self.source(0, frame * self.stride[0] + tap_frame);
+            let row = self.source(1, row * self.stride[1] + tap_row);
+            match frame.zip(row) {
                 None => now.fill(T::default()),
-                Some(at) => self.see_row(&channel[at * width..][..width], tap_column, column, now),
+                Some((frame, row)) => {
+                    let line = (channel * self.clip[0] + frame) * height + row;
+                    self.see_row(&clip[line * width..][..width], tap_column, column, now);
+                }
             }
             pixel += length;
             pixels = later;
         }
     }
 
-    /// The same within one row of the image, from the result's column `first` on.
+    /// The same within one row of the clip, from the result's column `first` on.
     fn see_row<T: Element>(&self, row: &[T], tap: usize, first: usize, pixels: &mut [T]) {
-        // Columns of the result whose window's number at `tap` is inside the image.
-        let left = self.corner[1];
-        let from = left.saturating_sub(tap).div_ceil(self.stride);
-        let to = (row.len() + left).saturating_sub(tap).div_ceil(self.stride);
+        // Columns of the result whose window's number at `tap` is inside the clip.
+        let (left, stride) = (self.corner[2], self.stride[2]);
+        let from = left.saturating_sub(tap).div_ceil(stride);
+        let to = (row.len() + left).saturating_sub(tap).div_ceil(stride);
         let from = from.clamp(first, first + pixels.len());
         let to = to.clamp(from, first + pixels.len());
-        pixels[..from - first].fill(T::default());
-        pixels[to - first..].fill(T::default());
+        let edge = |at: Option<&T>| at.copied().filter(|_| self.replicates).unwrap_or_default();
+        pixels[..from - first].fill(edge(row.first()));
+        pixels[to - first..].fill(edge(row.last()));
         if from == to {
             return;
         }
         let inside = &mut pixels[from - first..to - first];
-        let seen = &row[from * self.stride + tap - left..];
-        if self.stride == 1 {
+        let seen = &row[from * stride + tap - left..];
+        if stride == 1 {
             inside.copy_from_slice(&seen[..inside.len()]);
         } else {
-            for (pixel, seen) in inside.iter_mut().zip(seen.iter().step_by(self.stride)) {
+            for (pixel, seen) in inside.iter_mut().zip(seen.iter().step_by(stride)) {
                 *pixel = *seen;
             }
         }
@@ -88,8 +103,10 @@ pub fn finish(
     activation: Activation,
     y: &mut Tensor,
 ) {
-    let &[_, outputs, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
-    let n_pixels = height * width;
+    let &[_, outputs, frames, height, width] = y.shape().sizes() else {
+        unreachable!("made by the op")
+    };
+    let n_pixels = frames * height * width;
     let (sums, bias) = (sums.data::<f32>(), bias.map(Tensor::data::<f32>));
     with_real!(y.dtype(), T => {
         let start = (strip.sample * outputs + strip.channels.start) * n_pixels;

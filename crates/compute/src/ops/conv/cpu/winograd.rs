@@ -48,36 +48,46 @@ pub fn kernels(cpu: &CpuBackend, weight: &Tensor, kernels: &mut Tensor) {
     });
 }
 
-/// Input tiles, for each place and input channel: those from the row of squares `first` on, where the
-/// rows of one image follow those of the one before.
-pub fn see(cpu: &CpuBackend, window: ConvWindow, images: &Tensor, first: usize, seen: &mut Tensor) {
-    let ([inputs, height, width], [all_down, across]) = (window.image, window.squares());
-    let n = seen.shape().width();
-    let images = images.data::<f32>();
+/// Input tiles, for each place and input channel, of which a frame of the kernel has its own: those from the row of
+/// squares `first` on, where the rows of one frame follow those of the one before.
+pub fn see(cpu: &CpuBackend, window: ConvWindow, clips: &Tensor, first: usize, seen: &mut Tensor) {
+    let [frames, height, width] = window.clip;
+    let [all_down, across] = window.squares();
+    let (n, n_inputs) = (seen.shape().width(), seen.shape().sizes()[1]);
+    let clips = clips.data::<f32>();
     let out = SharedSlice::new(seen.data_mut::<f32>());
-    cpu.par_for(inputs, &|input| {
+    cpu.par_for(n_inputs, &|input| {
+        let (channel, tap_frame) = (input / window.kernel[0], input % window.kernel[0]);
         let outside = vec![0.0; width];
-        let left = window.corner[1];
+        let left = window.corner[2];
         let inside = width.min(SIDE * across + 2 - left);
         let mut sums: [Vec<f32>; SEEN_SIDE] = std::array::from_fn(|_| vec![0.0; SIDE * across + 2]);
         // Every fourth number of a sum, from each of the first four on.
         let mut fourths: [Vec<f32>; SIDE] = std::array::from_fn(|_| vec![0.0; across + 1]);
         for square in 0..n / across {
-            let (sample, above) = ((first + square) / all_down, (first + square) % all_down);
-            let channel = &images[(sample * inputs + input) * height * width..][..height * width];
+            let (frame, above) = ((first + square) / all_down, (first + square) % all_down);
+            let (sample, frame) = (frame / window.result[0], frame % window.result[0]);
+            let frame = window.source(0, frame * window.stride[0] + tap_frame);
+            let plane = (sample * window.inputs + channel) * frames;
             let pixels = |offset: usize| {
-                let at = (SIDE * above + offset).checked_sub(window.corner[0]);
-                let row = at.filter(|at| *at < height);
-                row.map_or(&outside[..inside], |at| &channel[at * width..][..inside])
+                let row = frame.zip(window.source(1, SIDE * above + offset));
+                row.map_or(&outside[..inside], |(frame, row)| {
+                    &clips[((plane + frame) * height + row) * width..][..inside]
+                })
             };
             let rows: [&[f32]; SEEN_SIDE] = std::array::from_fn(pixels);
             six_of(rows, sums.each_mut().map(|sum| &mut sum[left..][..inside]));
-            for (down, sum) in sums.iter().enumerate() {
+            for (down, sum) in sums.iter_mut().enumerate() {
+                if window.replicates {
+                    let (end, edges) = (left + inside, [sum[left], sum[left + inside - 1]]);
+                    sum[..left].fill(edges[0]);
+                    sum[end..].fill(edges[1]);
+                }
                 deal(sum, &mut fourths);
                 let [a, b, c, d] = fourths.each_ref().map(|part| &part[..across]);
                 let columns = [a, b, c, d, &fourths[0][1..], &fourths[1][1..]];
                 let places = std::array::from_fn(|right| {
-                    let row = (down * SEEN_SIDE + right) * inputs + input;
+                    let row = (down * SEEN_SIDE + right) * n_inputs + input;
                     // SAFETY: each input is one task's, and each place of it is another row.
                     unsafe { out.slice(row * n + square * across, across) }
                 });
@@ -140,7 +150,9 @@ pub fn finish(
     activation: Activation,
     y: &mut Tensor,
 ) {
-    let &[_, outputs, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
+    let &[_, outputs, frames, height, width] = y.shape().sizes() else {
+        unreachable!("made by the op")
+    };
     let [all_down, across] = [height, width].map(|side| side.div_ceil(SIDE));
     let rows = transformed[0].shape().width() / across;
     let bias = bias.map(Tensor::data::<f32>);
@@ -156,12 +168,14 @@ pub fn finish(
                 let column = std::array::from_fn(|down| at(down * SEEN_SIDE + right));
                 four_rows(column, four.each_mut().map(|row| &mut row[right * across..][..across]));
             }
-            let (sample, above) = ((first + row) / all_down, (first + row) % all_down);
+            let (frame, above) = ((first + row) / all_down, (first + row) % all_down);
+            let (sample, frame) = (frame / frames, frame % frames);
             for (columns, row) in four.iter().zip(SIDE * above..height) {
                 let columns = std::array::from_fn(|right| &columns[right * across..][..across]);
                 four_columns(columns, bias, &mut pixels);
                 activation.apply(&mut pixels[..width]);
-                let start = ((sample * outputs + output) * height + row) * width;
+                let plane = (sample * outputs + output) * frames + frame;
+                let start = (plane * height + row) * width;
                 // SAFETY: each output is one task's, and each row of its images another piece.
                 unsafe { y.slice(start, width) }.copy_from_slice(&pixels[..width]);
             }
