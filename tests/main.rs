@@ -31,6 +31,7 @@ mod tidy;
 #[cfg(unix)]
 mod train;
 mod tree;
+mod video_vae;
 mod weights;
 mod words;
 mod workload;

@@ -1,7 +1,7 @@
 //! What each model computes from the inputs of reference data.
 
 use compute::ops::IGNORE_INDEX;
-use compute::{Dtype, Tape, Tensor, Var};
+use compute::{Dtype, Shape, Tape, Tensor, Var};
 
 use super::reference_data::ReferenceData;
 use crate::error::Result;
@@ -258,20 +258,20 @@ impl VerifiableModel for VaePair {
         dtype: Dtype,
     ) -> Result<NamedOutputs> {
         let device = tape.device();
-        let encoded = self.encoder.forward(tape, &golden.images(device, dtype)?)?;
-        let sizes = encoded.shape();
-        let &[samples, channels, height, width] = sizes.sizes() else {
-            unreachable!("convolutions give images")
-        };
+        let takes_clips = self.config.temporal_scale_factor() > 1;
+        let encoded = self.encoder.forward(tape, &golden.images(device, dtype, takes_clips)?)?;
+        let mut sizes = encoded.shape().sizes().to_vec();
+        // Means and log variances.
+        sizes[1] /= 2;
+        let count: usize = sizes[1..].iter().product();
         let both = to_vec(encoded.tensor())?;
         let half = |which: usize| -> Vec<f32> {
-            let count = channels / 2 * height * width;
             both.chunks(2 * count)
                 .flat_map(|both| both[which * count..][..count].to_vec())
                 .collect()
         };
         let (mean, logarithms) = (half(0), half(1));
-        let latents = device.upload_as([samples, channels / 2, height, width], &mean, dtype)?;
+        let latents = device.upload_as(Shape::new(&sizes), &mean, dtype)?;
         let mut decoded = to_vec(self.decoder.forward(tape, &latents)?.tensor())?;
         // The reference of this one clamps; here that is done where pixels are made.
         if matches!(self.config, VaeConfig::QwenImage(_)) {
@@ -279,7 +279,7 @@ impl VerifiableModel for VaePair {
                 *value = value.clamp(-1.0, 1.0);
             }
         }
-        let (statistics, count) = (self.config.statistics(), channels / 2 * height * width);
+        let statistics = self.config.statistics();
         let scaled = mean.chunks(count).flat_map(|mean| statistics.to_model(mean)).collect();
         Ok(vec![
             ("mean", mean),

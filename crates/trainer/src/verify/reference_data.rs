@@ -67,11 +67,14 @@ impl ReferenceData {
         Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
     }
 
-    /// Images [samples, 3, height, width]; a video autoencoder's have a dimension for their one frame.
-    pub fn images(&self, device: &Device, dtype: Dtype) -> Result<Tensor> {
+    /// Clips [samples, 3, frames, height, width] for a VAE that takes such, else images [samples, 3, height, width],
+    /// for which a reference that takes clips has a dimension for their one frame.
+    pub fn images(&self, device: &Device, dtype: Dtype, takes_clips: bool) -> Result<Tensor> {
         let (mut sizes, numbers) = self.floats("in.image")?;
-        if let [_, _, 1, _, _] = sizes[..] {
-            sizes.remove(2);
+        match sizes[..] {
+            [_, _, 1, _, _] if !takes_clips => _ = sizes.remove(2),
+            [_, _, _, _] if takes_clips => sizes.insert(2, 1),
+            _ => {}
         }
         Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
     }

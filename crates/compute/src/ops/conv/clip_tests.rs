@@ -80,18 +80,20 @@ impl ClipCase {
         for channel in 0..channels {
             for (tap, offset) in grid(kernel).enumerate() {
                 let at: [usize; 3] = std::array::from_fn(|axis| {
-                    let at = (corner[axis] + offset[axis]) as isize;
-                    let at = at - self.padding[axis][0] as isize;
+                    let at = (corner[axis] + offset[axis]).cast_signed();
+                    let at = at - self.padding[axis][0].cast_signed();
                     match self.mode {
                         ConvPadding::Zeros => at as usize,
-                        ConvPadding::Replicate => at.clamp(0, clip[axis] as isize - 1) as usize,
+                        ConvPadding::Replicate => {
+                            at.clamp(0, clip[axis].cast_signed() - 1) as usize
+                        }
                     }
                 });
                 if (0..3).all(|axis| at[axis] < clip[axis]) {
                     let [frames, height, width] = clip;
                     let plane = (sample * channels + channel) * frames + at[0];
                     let x = v[0][(plane * height + at[1]) * width + at[2]].value;
-                    let taps = kernel.iter().product::<usize>();
+                    let taps = kernel[0] * kernel[1] * kernel[2];
                     sum += x * v[1][(output * channels + channel) * taps + tap].value;
                 }
             }

@@ -287,7 +287,9 @@ mod tests {
     use crate::model::encoder::qwen25vl::Qwen25VlEncoder;
     use crate::model::encoder::t5::T5Encoder;
     use crate::model::files::WeightFiles;
-    use crate::model::vae::{QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder};
+    use crate::model::vae::{
+        HunyuanVideoVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder,
+    };
 
     /// A file with these tensors, by other names.
     fn file(specs: &[TensorSpec], name: impl Fn(&str) -> String) -> Catalog {
@@ -328,6 +330,18 @@ mod tests {
         (like.base_dim, like.z_dim, like.num_res_blocks) = (8, 4, 1);
         (like.dim_mult, like.temperal_downsample) = (vec![1, 1], vec![true]);
         check_vae(&config.into(), &like.into());
+        let config = HunyuanVideoVaeConfig::published();
+        let mut like = config.clone();
+        (like.block_out_channels, like.layers_per_block) = (vec![32], 9);
+        (like.latent_channels, like.spatial_compression_ratio) = (4, 2);
+        let (config, like) = (VaeConfig::from(config), VaeConfig::from(like));
+        check_vae(&config, &like);
+        // Under the names of diffusers alone.
+        let catalog = file(&config.stored_tensors().unwrap(), str::to_owned);
+        assert_eq!(like.original_prefix(&catalog), Some(""));
+        assert_eq!(like.infer(&catalog, ""), Some(config.clone()));
+        let layout = config.layout(&catalog, Some(""));
+        WeightFiles::find(&catalog, &layout, |build| VaeEncoder::new(&config, build)).unwrap();
         for config in (published.encoders)() {
             match &config {
                 EncoderConfig::Clip(config) => {

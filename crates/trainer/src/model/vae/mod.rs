@@ -1,8 +1,9 @@
-//! Autoencoders between images and latents: convolutions that down- or upsample the image a few times, one attention in
-//! the middle. No gradients flow through them. A folder for each kind has its config, its layers by name and shape, and
-//! their names in files; `forward.rs` computes all kinds.
+//! Autoencoders between images or clips and latents: convolutions that down- or upsample the image a few times, one
+//! attention in the middle. No gradients flow through them. A folder for each kind has its config, its layers by name and
+//! shape, and their names in files; `forward.rs` computes all kinds.
 
 mod forward;
+pub mod hunyuan_video;
 pub mod kl;
 pub mod qwen_image;
 mod tiles;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use weights::Catalog;
 
 pub use forward::{VaeDecoder, VaeEncoder};
+pub use hunyuan_video::HunyuanVideoVaeConfig;
 pub use kl::KlVaeConfig;
 pub use qwen_image::QwenImageVaeConfig;
 pub use tiles::{LatentView, Tiling, VaeScale, decode_tiled, encode_tiled};
@@ -36,11 +38,15 @@ pub enum VaeConfig {
     /// Qwen-Image.
     #[serde(rename = "AutoencoderKLQwenImage")]
     QwenImage(QwenImageVaeConfig),
+    /// HunyuanVideo, Kandinsky 5: of clips.
+    #[serde(rename = "AutoencoderKLHunyuanVideo")]
+    HunyuanVideo(HunyuanVideoVaeConfig),
 }
 
 impl VaeConfig {
     /// The classes of all kinds.
-    pub const CLASSES: [&str; 2] = ["AutoencoderKL", "AutoencoderKLQwenImage"];
+    pub const CLASSES: [&str; 3] =
+        ["AutoencoderKL", "AutoencoderKLQwenImage", "AutoencoderKLHunyuanVideo"];
 
     /// Reads `vae/config.json`.
     pub fn read(path: &Path) -> Result<Self> {
@@ -52,6 +58,7 @@ impl VaeConfig {
         match self {
             Self::Kl(config) => config.check(),
             Self::QwenImage(config) => config.check(),
+            Self::HunyuanVideo(config) => config.check(),
         }
     }
 
@@ -63,6 +70,9 @@ impl VaeConfig {
             Self::QwenImage(like) => {
                 qwen_image::names::infer(catalog, prefix, like).map(Self::QwenImage)
             }
+            Self::HunyuanVideo(like) => {
+                hunyuan_video::names::infer(catalog, prefix, like).map(Self::HunyuanVideo)
+            }
         }
     }
 
@@ -71,6 +81,7 @@ impl VaeConfig {
         match self {
             Self::Kl(_) => kl::names::prefix(catalog),
             Self::QwenImage(_) => qwen_image::names::prefix(catalog),
+            Self::HunyuanVideo(_) => hunyuan_video::names::prefix(catalog),
         }
     }
 
@@ -83,7 +94,10 @@ impl VaeConfig {
     ) -> CheckpointLayout<'a> {
         match (self, original) {
             (Self::Kl(config), Some(prefix)) => kl::names::original(config, prefix),
-            (Self::Kl(_), None) => kl::names::diffusers(catalog),
+            (Self::HunyuanVideo(config), Some(prefix)) => {
+                hunyuan_video::names::original(config, catalog, prefix)
+            }
+            (Self::Kl(_) | Self::HunyuanVideo(_), None) => kl::names::diffusers(catalog),
             (Self::QwenImage(config), Some(prefix)) => {
                 qwen_image::names::original(config, catalog, prefix)
             }
@@ -96,7 +110,7 @@ impl VaeConfig {
         let mut tensors = tensor_specs(|build| VaeEncoder::new(self, build))?;
         tensors.extend(tensor_specs(|build| VaeDecoder::new(self, build))?);
         Ok(match self {
-            Self::Kl(_) => tensors,
+            Self::Kl(_) | Self::HunyuanVideo(_) => tensors,
             Self::QwenImage(config) => qwen_image::names::stored(config, &tensors),
         })
     }
@@ -106,6 +120,7 @@ impl VaeConfig {
         match self {
             Self::Kl(config) => config.latent_channels,
             Self::QwenImage(config) => config.z_dim,
+            Self::HunyuanVideo(config) => config.latent_channels,
         }
     }
 
@@ -114,6 +129,7 @@ impl VaeConfig {
         match self {
             Self::Kl(config) => config.vae_scale_factor(),
             Self::QwenImage(config) => config.vae_scale_factor(),
+            Self::HunyuanVideo(config) => config.spatial_compression_ratio,
         }
     }
 
@@ -121,6 +137,7 @@ impl VaeConfig {
     pub fn temporal_scale_factor(&self) -> usize {
         match self {
             Self::Kl(_) | Self::QwenImage(_) => 1,
+            Self::HunyuanVideo(config) => config.temporal_compression_ratio,
         }
     }
 
@@ -129,6 +146,7 @@ impl VaeConfig {
         match self {
             Self::Kl(config) => config.statistics(),
             Self::QwenImage(config) => config.statistics(),
+            Self::HunyuanVideo(config) => config.statistics(),
         }
     }
 
@@ -138,6 +156,9 @@ impl VaeConfig {
             Self::Kl(_) => "give ae.safetensors, or the folder vae of a diffusers model",
             Self::QwenImage(_) => {
                 "give qwen_image_vae.safetensors, or the folder vae of a diffusers model"
+            }
+            Self::HunyuanVideo(_) => {
+                "give hunyuan_video_vae_bf16.safetensors, or the folder vae of a diffusers model"
             }
         }
     }
@@ -152,5 +173,11 @@ impl From<KlVaeConfig> for VaeConfig {
 impl From<QwenImageVaeConfig> for VaeConfig {
     fn from(config: QwenImageVaeConfig) -> Self {
         Self::QwenImage(config)
+    }
+}
+
+impl From<HunyuanVideoVaeConfig> for VaeConfig {
+    fn from(config: HunyuanVideoVaeConfig) -> Self {
+        Self::HunyuanVideo(config)
     }
 }

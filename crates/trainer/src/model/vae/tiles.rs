@@ -64,6 +64,9 @@ pub struct VaeScale {
 }
 
 impl VaeScale {
+    /// No larger at all.
+    pub const SAME: Self = Self { side: 1, frames: 1 };
+
     /// Frames of a clip whose latent has so many.
     fn clip_frames(self, latent_frames: usize) -> usize {
         (latent_frames - 1) * self.frames + 1

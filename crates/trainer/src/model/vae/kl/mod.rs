@@ -5,6 +5,7 @@ pub mod names;
 
 use serde::Deserialize;
 
+pub(super) use build::KlLayers;
 pub use build::{decoder, encoder};
 
 use crate::model::config::Unsupported;
@@ -102,13 +103,17 @@ impl KlVaeConfig {
             !self.block_out_channels.is_empty(),
             "block_out_channels is empty".into(),
         )?;
-        let groups = self.norm_num_groups;
-        let uneven = |width: &&usize| groups == 0 || !width.is_multiple_of(groups);
-        match self.block_out_channels.iter().find(uneven) {
-            Some(width) => {
-                Err(Unsupported(format!("{width} channels are not a multiple of {groups} groups")))
-            }
-            None => Ok(()),
+        check_groups(self.norm_num_groups, &self.block_out_channels)
+    }
+}
+
+/// Checks that the channels of every size are a multiple of the groups of norms.
+pub(super) fn check_groups(groups: usize, channels: &[usize]) -> Result<(), Unsupported> {
+    let is_uneven = |width: &&usize| groups == 0 || !width.is_multiple_of(groups) || **width == 0;
+    match channels.iter().find(is_uneven) {
+        Some(width) => {
+            Err(Unsupported(format!("{width} channels are not a multiple of {groups} groups")))
         }
+        None => Ok(()),
     }
 }

@@ -65,7 +65,8 @@ pub fn diffusers(catalog: &Catalog) -> CheckpointLayout<'_> {
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
-fn original_name(name: &str, n_levels: usize) -> String {
+/// The name in the original checkpoints of what diffusers calls `name`.
+pub fn original_name(name: &str, n_levels: usize) -> String {
     let level = |text: &str, name: &str| -> Option<(String, String)> {
         let rest = name.split_once(text)?.1;
         let (index, rest) = rest.split_once('.')?;
