@@ -57,7 +57,9 @@ impl CacheIndex {
     /// if they were told before.
     pub fn findings(&self, n_told: usize) -> Findings {
         let n_used = self.train.len() + self.held_out.len();
-        Findings::of_images(&self.problems[n_told..], n_used)
+        let has_clips = self.train.iter().chain(&self.held_out).any(CachedSample::is_clip);
+        let unit = if has_clips { "sample" } else { "image" };
+        Findings::of_samples(&self.problems[n_told..], n_used, unit)
     }
 
     /// A sample's latents, or those of its mirror image.

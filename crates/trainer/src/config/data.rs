@@ -29,7 +29,7 @@ section! {
         draw: Option<DemoStyle> = Default(None), Any;
         /// Number of demo images
         draw_count: usize = Default(12), Within(1.0, 1_000_000.0);
-        /// Training resolution in pixels, the side of a square; other aspect ratios get the same area
+        /// Training resolution in pixels, the side of a square; other aspect ratios get the same area. Shown: for images, video models have their own
         resolution: usize = Default(1024), Multiple(16.0, 8192.0);
         /// Sides of aspect ratio buckets are multiples of this (kohya: `bucket_reso_steps`)
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);

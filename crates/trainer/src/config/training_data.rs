@@ -136,6 +136,8 @@ impl TrainingData {
             Some(VideoDefaults { frames, fps }) => {
                 rows.of_family(family, "data.frames", &mut data.frames, Some(frames));
                 rows.of_family(family, "data.fps", &mut data.fps, Some(fps));
+                // Five seconds in the size of images would be millions of tokens.
+                rows.of_family(family, "data.resolution", &mut data.resolution, side);
             }
             None => {
                 for key in VIDEO_KEYS {
@@ -226,6 +228,8 @@ impl TrainingData {
     /// What samples are called.
     pub fn sample_noun(&self) -> &'static str {
         match self {
+            // Clips and images, of a family of videos.
+            Self::Images { data, .. } if data.frames.is_some() => "sample",
             Self::Images { .. } => "image",
             Self::Texts { .. } => SEQUENCE,
         }

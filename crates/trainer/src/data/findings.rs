@@ -14,7 +14,7 @@ const N_NAMED: usize = 3;
 /// What of a dataset is not trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// What is counted: `image`, `file` or `record`.
+    /// What is counted: `image`, `sample`, `file` or `record`.
     pub unit: String,
     /// How many are left out.
     pub left_out: usize,
@@ -65,8 +65,13 @@ pub struct Findings {
 impl Findings {
     /// Of images, of which `n_used` are trained on or held out.
     pub fn of_images(problems: &[Problem], n_used: usize) -> Self {
-        let is_image = |problem: &&Problem| problem.is_skipped && problem.kind.is_of_image();
-        Self::new(problems, &[("image", n_used, &is_image)])
+        Self::of_samples(problems, n_used, "image")
+    }
+
+    /// The same under another name, as clips are no images.
+    pub fn of_samples(problems: &[Problem], n_used: usize, unit: &'static str) -> Self {
+        let is_sample = |problem: &&Problem| problem.is_skipped && problem.kind.is_of_image();
+        Self::new(problems, &[(unit, n_used, &is_sample)])
     }
 
     /// Of texts: whole files, and records in them.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use weights::{BytesDoneFn, WeightsError};
 
@@ -13,8 +14,9 @@ use super::clip::{self, Clip, Media, SizedClip};
 use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
-use super::{header, text};
+use super::{header, listing, text};
 use crate::error::{Result, TrainerError};
+use crate::read_ahead::read_ahead;
 
 /// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
@@ -86,7 +88,9 @@ pub fn scan(
     let references: BTreeSet<PathBuf> =
         entries.values().flat_map(|entry| entry.references.clone()).collect();
     problems.retain(|problem| !is_settled(problem, &entries, &references));
-    let mut scan = ScanBuilder { media, items: Vec::new(), problems, n_unread: BTreeMap::new() };
+    let looked = look_at_videos(&found.candidates, media, tick)?;
+    let n_unread = BTreeMap::new();
+    let mut scan = ScanBuilder { media, items: Vec::new(), problems, looked, n_unread };
     for candidate in found.candidates {
         if !tick(0) {
             return Err(WeightsError::Cancelled.into());
@@ -106,6 +110,31 @@ pub fn scan(
     }
     Ok(scan.finish())
 }
+
+/// Programs that look at videos at once. Chosen: each takes some 50 ms, most of which is its start.
+const MOST_PROGRAMS: usize = 16;
+
+/// What videos are, all at once: each is looked at by a program of its own.
+fn look_at_videos(
+    candidates: &[ImageCandidate],
+    media: MediaKinds,
+    tick: BytesDoneFn<'_>,
+) -> Result<LookedVideos> {
+    let mut looked = LookedVideos::new();
+    let is_video = |path: &&PathBuf| media == MediaKinds::ImagesAndClips && listing::is_video(path);
+    let videos: Vec<&PathBuf> = candidates.iter().map(|it| &it.path).filter(is_video).collect();
+    thread::scope(|scope| {
+        for (index, media) in read_ahead(scope, &videos, MOST_PROGRAMS, |path| clip::look(path)) {
+            if !tick(0) {
+                return Err(WeightsError::Cancelled.into());
+            }
+            looked.insert(videos[index].clone(), media);
+        }
+        Ok(looked)
+    })
+}
+
+type LookedVideos = BTreeMap<PathBuf, std::result::Result<Media, ProblemKind>>;
 
 /// Whether metadata says what the name does not.
 fn is_settled(
@@ -129,6 +158,8 @@ struct ScanBuilder {
     media: MediaKinds,
     items: Vec<ImageItem>,
     problems: Vec<Problem>,
+    /// Those that were looked at before.
+    looked: LookedVideos,
     /// Videos in each folder that no program could read.
     n_unread: BTreeMap<PathBuf, usize>,
 }
@@ -183,7 +214,8 @@ impl ScanBuilder {
         if self.media == MediaKinds::Images {
             return self.image(path).map(|size| (size, None));
         }
-        let (size, clip) = match clip::look(path) {
+        let looked = self.looked.remove(path).unwrap_or_else(|| clip::look(path));
+        let (size, clip) = match looked {
             Ok(Media::Image { size }) => (size, None),
             Ok(Media::Clip(SizedClip { clip, size })) => (size, Some(Arc::new(clip))),
             Err(ProblemKind::ProgramMissing { n }) => {
