@@ -2,6 +2,7 @@
 //! run without problems.
 
 mod checkpoints;
+mod clips;
 mod full;
 mod fused;
 mod gpu;
