@@ -40,6 +40,32 @@ fn cyclic_links_are_followed_once() {
 }
 
 #[test]
+fn cyclic_links_to_clips_are_followed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let walk = root.join("clips/walk");
+    fs::create_dir_all(&walk).unwrap();
+    for name in ["1.png", "2.png"] {
+        put_image(&walk.join(name));
+    }
+    symlink(walk.join("1.png"), walk.join("3.png")).unwrap();
+    symlink(root.join("clips"), root.join("clips/again")).unwrap();
+    symlink(&walk, root.join("clips/zz")).unwrap();
+    assert!(Command::new("mkfifo").arg(root.join("pipe.mp4")).status().unwrap().success());
+    let found = scan(&root, &[], MediaKinds::ImagesAndClips, &|_| true).unwrap();
+    let clips: Vec<_> = found.items.iter().map(|item| (&item.path, item.clip.is_some())).collect();
+    assert_eq!(clips, [(&walk, true)]);
+    assert_eq!(found.items[0].clip.as_ref().unwrap().n_frames(24), 3);
+    let kinds: Vec<_> = found.problems.iter().map(|problem| problem.kind.clone()).collect();
+    let twice = |target: &Path| ProblemKind::FolderTwice { target: target.into() };
+    let not_a_file = ProblemKind::Unreadable { why: "is not a file".into() };
+    assert_eq!(
+        kinds,
+        [twice(&root.join("clips")), ProblemKind::CaptionMissing, twice(&walk), not_a_file]
+    );
+}
+
+#[test]
 fn file_names_need_not_be_utf8() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));

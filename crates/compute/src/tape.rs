@@ -101,7 +101,7 @@ impl<'m> Tape<'m> {
     }
 
     /// Whether recomputed blocks keep the results of attention, which are small and take long, so that it is not
-    /// computed twice.
+    /// recomputed.
     #[must_use]
     pub fn keeping_attention(mut self, keeps_attention: bool) -> Self {
         self.keeps_attention = keeps_attention;

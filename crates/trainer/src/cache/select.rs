@@ -16,7 +16,9 @@ use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
 use crate::config::data::{self, DataConfig, ValidationSplit};
 use crate::data::caption::{CaptionSettings, Shuffle};
-use crate::data::{Bucket, Clip, ClipSegment, Crop, ImageItem, Problem, ProblemKind, SampleSize};
+use crate::data::{
+    Bucket, ClipSegment, Crop, ImageItem, Problem, ProblemKind, SampleSize, TrainingClip,
+};
 use crate::error::{Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::diffusion::Pipeline;
@@ -63,7 +65,7 @@ pub struct CachedSample {
 /// A segment of a clip.
 #[derive(Clone, Debug)]
 pub(super) struct ClipPart {
-    pub clip: Arc<Clip>,
+    pub clip: Arc<TrainingClip>,
     /// Width and height of its frames.
     pub size: [u32; 2],
     pub segment: ClipSegment,

@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 pub use crate::pixels::Pixels;
 pub use batch_sampler::BatchSampler;
 pub use bucket::{Bucket, Buckets};
-pub use clip::{Clip, ClipSegment};
+pub use clip::{ClipSegment, TrainingClip};
 pub use decode::decode;
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;

@@ -10,7 +10,7 @@ use std::thread;
 
 use weights::{BytesDoneFn, WeightsError};
 
-use super::clip::{self, Clip, Media, SizedClip};
+use super::clip::{self, Media, SizedClip, TrainingClip};
 use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
@@ -49,7 +49,7 @@ pub struct ImageItem {
     /// [`MAX_REFERENCES`].
     pub references: Vec<ReferenceImage>,
     /// Of a clip, its frames.
-    pub clip: Option<Arc<Clip>>,
+    pub clip: Option<Arc<TrainingClip>>,
 }
 
 /// An image that an image-editing model is given beside the prompt (other trainers: control image).
@@ -210,7 +210,7 @@ impl ScanBuilder {
     }
 
     /// The size of an image or a clip that can be used, and the clip.
-    fn image_or_clip(&mut self, path: &Path) -> Option<([u32; 2], Option<Arc<Clip>>)> {
+    fn image_or_clip(&mut self, path: &Path) -> Option<([u32; 2], Option<Arc<TrainingClip>>)> {
         if self.media == MediaKinds::Images {
             return self.image(path).map(|size| (size, None));
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Clip, ClipSegment, ClipSource, FrameFn, MOST_FRAMES, SizedClip, check_size};
+use super::{ClipSegment, ClipSource, FrameFn, MOST_FRAMES, SizedClip, TrainingClip, check_size};
 use crate::data::decode::decode;
 use crate::data::header;
 use crate::data::listing::FolderListing;
@@ -40,7 +40,7 @@ pub(super) fn look(folder: &Path) -> Result<SizedClip, ProblemKind> {
         check_size(frame, header.size, *first.get_or_insert(header.size))?;
     }
     let size = first.ok_or(ProblemKind::NotFrames)?;
-    Ok(SizedClip { clip: Clip { source: ClipSource::Folder { frames } }, size })
+    Ok(SizedClip { clip: TrainingClip { source: ClipSource::Folder { frames } }, size })
 }
 
 /// Decodes the frames of a segment.

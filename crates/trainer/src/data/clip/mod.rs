@@ -1,5 +1,5 @@
 //! Clips for models that make videos: a folder of numbered frames, an animated GIF, WebP or PNG, or a video file. A scan
-//! reads how long a clip is and how large its frames are; [`Clip::read`] decodes a segment frame by frame, so that
+//! reads how long a clip is and how large its frames are; [`TrainingClip::read`] decodes a segment frame by frame, so that
 //! never more than one frame is in memory beside those that the caller keeps.
 //!
 //! ```text
@@ -33,7 +33,7 @@ pub const MOST_FRAMES: usize = 100_000;
 
 /// What is known of a clip before it is decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clip {
+pub struct TrainingClip {
     source: ClipSource,
 }
 
@@ -50,7 +50,7 @@ enum ClipSource {
 
 /// A clip with the width and height of its frames, the right way up.
 pub(super) struct SizedClip {
-    pub clip: Clip,
+    pub clip: TrainingClip,
     pub size: [u32; 2],
 }
 
@@ -73,11 +73,11 @@ pub(super) fn look(path: &Path) -> Result<Media, ProblemKind> {
         return Ok(Media::Image { size: header.size });
     }
     let ends_us = animation::frame_ends(path, header.format)?;
-    let clip = Clip { source: ClipSource::Animation { ends_us } };
+    let clip = TrainingClip { source: ClipSource::Animation { ends_us } };
     Ok(Media::Clip(SizedClip { clip, size: header.size }))
 }
 
-impl Clip {
+impl TrainingClip {
     /// Frames at so many a second.
     pub fn n_frames(&self, fps: usize) -> usize {
         match &self.source {

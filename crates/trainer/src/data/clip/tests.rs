@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::program::RunningProgram;
 use super::video::VideoHeader;
-use super::{Clip, ClipSegment, Media, ProblemKind, SizedClip, in_order, look};
+use super::{ClipSegment, Media, ProblemKind, SizedClip, TrainingClip, in_order, look};
 use crate::pixels::Pixels;
 
 #[derive(Deserialize)]
@@ -211,7 +211,7 @@ fn refused(path: &Path) -> String {
 #[test]
 fn folders_of_frames_are_read_one_by_one() {
     let found = folder(&[("f2.png", [70, 64]), ("f1.png", [70, 64]), ("f3.png", [70, 64])]);
-    let SizedClip { clip: Clip { .. }, size } = clip(found.path());
+    let SizedClip { clip: TrainingClip { .. }, size } = clip(found.path());
     assert_eq!(size, [70, 64]);
     let seen = frames(found.path(), ClipSegment { start: 1, frames: 2, fps: 24 }).unwrap();
     assert_eq!(seen.iter().map(|frame| frame.rgb[0]).collect::<Vec<_>>(), *b"23");

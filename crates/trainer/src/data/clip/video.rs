@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::program::RunningProgram;
 use super::timing::SECOND_US;
-use super::{Clip, ClipSegment, ClipSource, FrameFn, MOST_FRAMES, SizedClip};
+use super::{ClipSegment, ClipSource, FrameFn, MOST_FRAMES, SizedClip, TrainingClip};
 use crate::data::header::MOST_PIXELS;
 use crate::data::problem::ProblemKind;
 use crate::data::{listing, sniff};
@@ -73,7 +73,7 @@ pub(super) fn look(path: &Path) -> Result<SizedClip, ProblemKind> {
     if pixels > MOST_PIXELS {
         return Err(ProblemKind::Huge { size, pixels, most: MOST_PIXELS });
     }
-    Ok(SizedClip { clip: Clip { source: ClipSource::Video { duration_us } }, size })
+    Ok(SizedClip { clip: TrainingClip { source: ClipSource::Video { duration_us } }, size })
 }
 
 /// What ffprobe says of a video.

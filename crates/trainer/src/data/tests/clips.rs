@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Folder, IMAGE, image};
+use super::{Folder, IMAGE};
 use crate::data::clip::install_command;
 use crate::data::clip::tests::has_ffmpeg;
 use crate::data::{MediaKinds, Problem, ProblemKind, scan};
@@ -149,30 +149,6 @@ fn animations_and_videos_are_clips_of_a_video_model_alone() {
     assert!(
         matches!(kinds[..], [ProblemKind::Damaged { .. }, ProblemKind::NotAVideo { .. }]),
         "{kinds:?}"
-    );
-}
-
-#[cfg(unix)]
-#[test]
-fn loops_of_links_end() {
-    let folder = Folder::new(&[
-        ("clips/walk/1.png", IMAGE),
-        ("clips/walk/2.png", IMAGE),
-        ("clips/small/1.png", &image(60, 64)),
-        ("clips/small/2.png", &image(60, 64)),
-    ]);
-    std::os::unix::fs::symlink(folder.path("clips"), folder.path("clips/again")).unwrap();
-    std::os::unix::fs::symlink(folder.path("clips/walk"), folder.path("clips/zz")).unwrap();
-    std::os::unix::fs::symlink(folder.path("clips/walk/1.png"), folder.path("clips/walk/3.png"))
-        .unwrap();
-    folder.check_clips(
-        &["clips/walk (3): "],
-        &[
-            "skipped: clips/again leads to a folder that was read already: clips",
-            "skipped: clips/small is too small: 60 x 64 pixels, least is 64 on each side",
-            "warning: clips/walk has no caption: an empty one is taken",
-            "skipped: clips/zz leads to a folder that was read already: clips/walk",
-        ],
     );
 }
 
