@@ -58,7 +58,7 @@ fn load(device: &Device, name: &str) -> (VaeEncoder, VaeDecoder) {
 const SMALL: Tiling = Tiling { tile: 4, overlap: 1, frames: 3, frame_overlap: 2 };
 
 #[test]
-fn a_clip_takes_as_much_memory_as_planned() {
+fn a_clip_takes_as_much_memory_and_work_as_planned() {
     for tiling in [None, Some(SMALL)] {
         let peaks = |device: &Device| {
             let (encoder, decoder) = load(device, "clip");
@@ -71,7 +71,8 @@ fn a_clip_takes_as_much_memory_as_planned() {
             device.reset_peak();
             let decoded = decode(device, &decoder, shape, &moments[..shape.count()], tiling);
             assert_eq!(decoded.len(), clip.len());
-            [encoded, device.usage().peak]
+            let work = device.work();
+            (encoded, device.usage().peak, work.flops, work.bytes)
         };
         let computed = peaks(&Device::cpu(2, LIMIT).unwrap());
         assert_eq!(peaks(&Device::meta(DeviceKind::cpu(2), LIMIT)), computed);

@@ -380,6 +380,11 @@ impl Device {
         tally.work()
     }
 
+    /// Counts the arithmetic since `before` so many times more: of equal parts a dry run does one.
+    pub fn repeat_work(&self, before: &WorkStats, times: u64) {
+        self.counter().repeat(before, times);
+    }
+
     /// Whether calls are timed from here on. Each lasts until the next call, or until the work is asked
     /// for, so what happens between calls is a part of them.
     pub fn time_calls(&self, is_timed: bool) {

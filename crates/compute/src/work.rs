@@ -99,14 +99,18 @@ impl WorkStats {
         self.bytes += bytes;
         let size = [flops, bytes].map(|count| count.checked_ilog2().unwrap_or(0) as u8);
         let class = KernelClass { kernel, formats, size };
+        self.add_calls(class, CallTotals { count: 1, flops, bytes, nanos: 0 });
+        class
+    }
+
+    fn add_calls(&mut self, class: KernelClass, more: CallTotals) {
         let lap = self.offload_intervals.last_mut().map(|lap| &mut lap.calls);
         for all in [Some(&mut self.calls), lap].into_iter().flatten() {
             let calls = all.entry(class).or_default();
-            calls.count += 1;
-            calls.flops += flops;
-            calls.bytes += bytes;
+            calls.count += more.count;
+            calls.flops += more.flops;
+            calls.bytes += more.bytes;
         }
-        class
     }
 }
 
@@ -124,6 +128,18 @@ impl WorkCounter {
         self.close();
         let class = self.work.add(call);
         self.open = self.is_timed.then(|| (class, Instant::now()));
+    }
+
+    /// Counts what was done since `before` so many times more.
+    pub fn repeat(&mut self, before: &WorkStats, times: u64) {
+        self.close();
+        let WorkStats { flops, bytes, calls, .. } = self.work.since(before);
+        self.work.flops += times * flops;
+        self.work.bytes += times * bytes;
+        for (class, CallTotals { count, flops, bytes, .. }) in calls {
+            let [count, flops, bytes] = [count, flops, bytes].map(|one| times * one);
+            self.work.add_calls(class, CallTotals { count, flops, bytes, nanos: 0 });
+        }
     }
 
     pub fn note_copy(&mut self, copied: u64, is_waited_for: bool) {
@@ -275,6 +291,21 @@ mod tests {
         let meta = Device::meta(real.kind(), usize::MAX);
         assert_eq!(layer(&real), layer(&meta));
         assert_eq!(real.work(), meta.work());
+    }
+
+    #[test]
+    fn equal_work_is_counted_without_being_done() {
+        let [once, thrice] = [(); 2].map(|()| Device::meta(DeviceKind::cpu(1), usize::MAX));
+        for device in [&once, &thrice] {
+            layer(device);
+        }
+        let before = once.work();
+        layer(&once);
+        once.repeat_work(&before, 2);
+        for _ in 0..3 {
+            layer(&thrice);
+        }
+        assert_eq!(once.work(), thrice.work());
     }
 
     #[test]

@@ -270,21 +270,24 @@ impl Canvas {
         Self { channels, sizes: [frames, height, width], values }
     }
 
-    /// Computes every tile and adds it. A dry run has no values to blend.
+    /// Computes every tile and adds it. A dry run has no values to blend, and computes one: all are of one size.
     fn fill(
         &mut self,
         device: &Device,
         [frames, rows, columns]: [&[AxisTile]; 3],
         compute: impl Fn([&AxisTile; 3]) -> Result<Tensor>,
     ) -> Result<()> {
+        if device.is_meta() {
+            let before = device.work();
+            compute([&frames[0], &rows[0], &columns[0]])?;
+            device.repeat_work(&before, (frames.len() * rows.len() * columns.len() - 1) as u64);
+            return Ok(());
+        }
         for frame in frames {
             for row in rows {
                 for column in columns {
                     let tile = [frame, row, column];
-                    let computed = compute(tile)?;
-                    if !device.is_meta() {
-                        self.add(&to_vec(&computed)?, tile);
-                    }
+                    self.add(&to_vec(&compute(tile)?)?, tile);
                 }
             }
         }
