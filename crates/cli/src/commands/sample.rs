@@ -307,9 +307,7 @@ impl SampleSummary {
             phases: plan.phases.iter().map(phase).collect(),
             is_cfg_batched: plan.is_cfg_batched,
             is_encoder_in_blocks: plan.encoder_loading == EncoderLoading::Blocks,
-            tile_pixels: plan
-                .tiling
-                .and_then(|it| it.tile.checked_mul(pipeline.vae.vae_scale_factor())),
+            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.vae_scale_factor()),
             images: Vec::new(),
             secs: 0.0,
         }

@@ -160,8 +160,7 @@ fn batch_size(size: SampleSize) -> usize {
     (PIXELS_PER_BATCH / size.pixels()).max(1)
 }
 
-/// The largest tiles that fit, by a dry run; the smallest where none does. VAEs of images take an image whole. Long clips
-/// are always cut in time, as the VAE's own program does it.
+/// The largest tiles that fit, by a dry run; the smallest where none does. VAEs of images take an image whole.
 fn tiling(
     pipeline: &Pipeline,
     kind: DeviceKind,
@@ -173,10 +172,8 @@ fn tiling(
     }
     let SampleSize { bucket, frames, .. } = size;
     let latent = pipeline.latent_shape([bucket.width, bucket.height], frames);
-    let mut tilings: Vec<Tiling> = Tiling::candidates(latent).collect();
-    if tilings.first().is_none_or(|first| first.frames == Tiling::WHOLE.frames) {
-        tilings.insert(0, Tiling::WHOLE);
-    }
+    let largest = std::iter::once(Tiling::largest(latent));
+    let tilings: Vec<Tiling> = largest.chain(Tiling::candidates(latent)).collect();
     let empty = vec![0.0; 3 * size.pixels()];
     let images = vec![&empty[..]; batch_size(size)];
     for tiling in &tilings {

@@ -428,7 +428,7 @@ impl<'a> SampleJob<'a> {
             let scaled = statistics.from_model(latents);
             let latent = LatentView { values: &scaled, shape: self.latent_shape() };
             let tape = Tape::inference(device, &params, 0);
-            let tiling = tiling.unwrap_or(Tiling::WHOLE);
+            let tiling = tiling.unwrap_or(Tiling::largest(latent.shape));
             let mut values = decode_tiled(&tape, &decoder, latent, tiling)?;
             for value in &mut values {
                 *value = (*value / 2.0 + 0.5).clamp(0.0, 1.0);

@@ -123,7 +123,8 @@ pub fn vae_moments(
     Ok((moments.chunks(each.max(1)).map(<[f32]>::to_vec).collect(), latent))
 }
 
-/// The moments of the latent of one image or clip [3, frames, height, width], tile by tile if it is tiled.
+/// The moments of the latent of one image or clip [3, frames, height, width], tile by tile; in the largest tiles if none
+/// are given.
 pub fn encode_clip(
     encoder: &VaeEncoder,
     device: &Device,
@@ -134,7 +135,6 @@ pub fn encode_clip(
 ) -> Result<(Vec<f32>, LatentShape)> {
     let params = Params::default();
     let tape = Tape::inference(device, &params, 0);
-    let tiling = tiling.unwrap_or(Tiling::WHOLE);
     encode_tiled(&tape, encoder, clip, [frames, height, width], tiling)
 }
 

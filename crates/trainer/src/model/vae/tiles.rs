@@ -31,19 +31,21 @@ impl Tiling {
     pub const WHOLE: Self =
         Self { tile: usize::MAX, overlap: 0, frames: usize::MAX, frame_overlap: 1 };
 
-    /// The tilings to try for a latent, from large tiles to small ones, each with a quarter of overlap: those of which
-    /// a tile is smaller than the latent. Clips are cut in time first.
+    /// The largest tiles of a latent: all of it, but for a long clip, which is always cut in time. Taken: diffusers, which
+    /// cuts every one, so that memory and the time of the attention do not grow with its length.
+    pub fn largest(latent: LatentShape) -> Self {
+        if latent.frames > FRAMES {
+            return Self { frames: FRAMES, frame_overlap: FRAME_OVERLAP, ..Self::WHOLE };
+        }
+        Self::WHOLE
+    }
+
+    /// The tilings to try for a latent after the largest, from large tiles to small ones, each with a quarter of overlap:
+    /// those of which a tile is smaller than the latent.
     pub fn candidates(latent: LatentShape) -> impl Iterator<Item = Self> {
-        let LatentShape { frames, height, width, .. } = latent;
-        let is_long = frames > FRAMES;
-        let time = if is_long {
-            Self { frames: FRAMES, frame_overlap: FRAME_OVERLAP, ..Self::WHOLE }
-        } else {
-            Self::WHOLE
-        };
-        let sides = SIDES.into_iter().filter(move |side| *side < height.max(width));
-        let cut = sides.map(move |tile| Self { tile, overlap: tile / 4, ..time });
-        is_long.then_some(time).into_iter().chain(cut)
+        let (most, longest) = (Self::largest(latent), latent.height.max(latent.width));
+        let sides = SIDES.into_iter().filter(move |side| *side < longest);
+        sides.map(move |tile| Self { tile, overlap: tile / 4, ..most })
     }
 }
 
@@ -115,13 +117,14 @@ pub fn decode_tiled(
     Ok(canvas.values)
 }
 
-/// The moments of the latent of an image or clip [3, frames, height, width], tile by tile: means, then log variances.
+/// The moments of the latent of an image or clip [3, frames, height, width], tile by tile, the largest if none are given:
+/// means, then log variances.
 pub fn encode_tiled(
     tape: &Tape<'_>,
     encoder: &VaeEncoder,
     pixels: &[f32],
     [frames, height, width]: [usize; 3],
-    tiling: Tiling,
+    tiling: Option<Tiling>,
 ) -> Result<(Vec<f32>, LatentShape)> {
     let scale = encoder.scale();
     let shape = LatentShape {
@@ -130,6 +133,7 @@ pub fn encode_tiled(
         height: height / scale.side,
         width: width / scale.side,
     };
+    let tiling = tiling.unwrap_or(Tiling::largest(shape));
     let source = Volume { values: pixels, sizes: [COLOURS, frames, height, width] };
     let [frames, rows, columns] = axes(tiling, shape, scale, BlendTarget::Latent);
     let mut canvas = Canvas::new(2 * shape.channels, [&frames, &rows, &columns]);
@@ -350,12 +354,15 @@ mod tests {
 
     #[test]
     fn a_latent_that_is_smaller_than_a_tile_is_not_cut() {
-        let all = |shape| Tiling::candidates(shape).map(|it| (it.tile, it.frames));
-        assert_eq!(all(latent(1, 24, 16)).count(), 0);
+        let all = |shape| -> Vec<[usize; 2]> {
+            let tilings = std::iter::once(Tiling::largest(shape)).chain(Tiling::candidates(shape));
+            tilings.map(|it| [it.tile, it.frames]).collect()
+        };
         let whole = usize::MAX;
-        assert_eq!(all(latent(1, 40, 16)).collect::<Vec<_>>(), [(32, whole), (24, whole)]);
-        assert_eq!(all(latent(5, 16, 25)).collect::<Vec<_>>(), [(24, whole)]);
-        assert_eq!(all(latent(6, 16, 25)).collect::<Vec<_>>(), [(whole, 5), (24, 5)]);
+        assert_eq!(all(latent(1, 24, 16)), [[whole, whole]]);
+        assert_eq!(all(latent(1, 40, 16)), [[whole, whole], [32, whole], [24, whole]]);
+        assert_eq!(all(latent(5, 16, 25)), [[whole, whole], [24, whole]]);
+        assert_eq!(all(latent(6, 16, 25)), [[whole, 5], [24, 5]]);
     }
 
     #[test]
