@@ -20,17 +20,25 @@ pub fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/kandinsky5")
 }
 
-/// The pipeline, put together from its own parts and those of other families.
-pub fn pipeline() -> TempDir {
+/// The pipeline for images.
+fn pipeline() -> TempDir {
+    assembled(&golden().join("original"))
+}
+
+/// A pipeline, put together from its own parts and those of other families, as the folder's `golden.json` says.
+pub fn assembled(folder: &Path) -> TempDir {
     let place = TempDir::new().unwrap();
-    let settings = fs::read_to_string(golden().join("original/golden.json")).unwrap();
+    let settings = fs::read_to_string(folder.join("golden.json")).unwrap();
     let settings: Value = serde_json::from_str(&settings).unwrap();
     for (part, from) in settings["parts"].as_object().unwrap() {
         let from = golden().join("..").join(from.as_str().unwrap());
         copy_folder(&from, &place.path().join(part));
     }
-    let index = "model_index.json";
-    fs::copy(golden().join("pipeline").join(index), place.path().join(index)).unwrap();
+    let index = format!(
+        r#"{{"_class_name": {}, "max_sequence_length": {}}}"#,
+        settings["class"], settings["length"]
+    );
+    fs::write(place.path().join("model_index.json"), index).unwrap();
     place
 }
 

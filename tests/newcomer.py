@@ -142,6 +142,7 @@ def adapters(_place):
     """Written by hearth, read by diffusers and PEFT."""
     subprocess.run([sys.executable, GOLDEN / "flux/check_exports.py", HEARTH, "schnell"], check=True)
     subprocess.run([sys.executable, GOLDEN / "qwen_image/check_exports.py", HEARTH], check=True)
+    subprocess.run([sys.executable, GOLDEN / "kandinsky5/check_exports.py", HEARTH], check=True)
 
 
 def text_cards(place):

@@ -24,10 +24,11 @@ from generate import randomise
 RANK, ALPHA = 4, 8
 MODELS = {
     # Images; prompts of one length.
-    "image": dict(blocks=(1, 2), heads=2, axes=[2, 4, 6], ff=28, time=12, text=20, pooled=12, channels=4, frames=1,
+    "image": dict(blocks=(1, 2), heads=2, axes=[2, 2, 4], ff=28, time=12, text=20, pooled=12, channels=4, frames=1,
                   size=(8, 12), prompts=[5, 5], cond=False, scale=(1.0, 1.0, 1.0)),
-    # Clips; prompts of different length, odd rows and columns of tokens, channels for a given frame.
-    "video": dict(blocks=(2, 2), heads=3, axes=[2, 4, 2], ff=36, time=10, text=14, pooled=10, channels=3, frames=3,
+    # Clips; prompts of different length, odd rows and columns of tokens, channels for a given frame. Also the transformer of
+    # the pipeline for clips.
+    "video": dict(blocks=(2, 2), heads=3, axes=[2, 4, 2], ff=36, time=10, text=32, pooled=32, channels=3, frames=3,
                   size=(6, 10), prompts=[7, 2, 4], cond=True, scale=(1.0, 3.16, 3.16)),
     # As large as clips in standard definition: another scale of positions. Without an adapter.
     "standard": dict(blocks=(1, 1), heads=1, axes=[4, 4, 4], ff=16, time=8, text=6, pooled=4, channels=1, frames=1,

@@ -1,6 +1,7 @@
 """Makes the reference pipelines of this folder: a tiny Kandinsky 5 for images with random weights, and what diffusers computes
-with it, by its own templates and sigmas (`diffusers/`) and by those of the authors' program (`original/`). Text encoders,
-tokenizers and VAE are those of other folders, which `golden.json` names. Made on a CPU in f32 with torch 2.15,
+with it, by its own templates and sigmas (`diffusers/`) and by those of the authors' program (`original/`); and one for clips
+with the transformer of `video/` (`clip/`), by the authors'. Text encoders, tokenizers and VAEs are those of other folders,
+which `golden.json` names. Run `generate.py` before. Made on a CPU in f32 with torch 2.15,
 diffusers 0.42.1, transformers 5.23.0, peft 0.21.2 and safetensors, all from PyPI.
 
     python pipelines.py
@@ -17,8 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from diffusers import (AutoencoderKL, FlowMatchEulerDiscreteScheduler, Kandinsky5T2IPipeline,
-                       Kandinsky5Transformer3DModel)
+from diffusers import (AutoencoderKL, AutoencoderKLHunyuanVideo, FlowMatchEulerDiscreteScheduler,
+                       Kandinsky5T2IPipeline, Kandinsky5T2VPipeline, Kandinsky5Transformer3DModel)
 from diffusers.training_utils import _collate_lora_metadata
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
@@ -44,6 +45,8 @@ PROMPTS = ["a red fox in the snow, oil painting", " two boats &amp;amp; a lake\n
 NEGATIVE = ""
 # The shift differs from the one that the authors' program has for images, 3.
 SHIFT, ORIGINAL_SHIFT, STEPS, CFG, SIZE = 5.0, 3.0, 4, 3.5, (48, 32)
+# The tokenizer has few words, with which the template is long.
+CLIP = dict(shift=10.0, steps=3, cfg=5.0, size=(32, 32), frames=5, length=1000)
 SIZES = [[512, 512], [1024, 1024], [768, 1280]]
 TARGETS = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
 
@@ -66,8 +69,8 @@ def part(name):
 
 def transformer():
     return Kandinsky5Transformer3DModel(
-        in_visual_dim=16, out_visual_dim=16, in_text_dim=32, in_text_dim2=32, time_dim=10, patch_size=(1, 2, 2),
-        model_dim=24, ff_dim=28, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 4, 4), visual_cond=False)
+        in_visual_dim=16, out_visual_dim=16, in_text_dim=32, in_text_dim2=32, time_dim=8, patch_size=(1, 2, 2),
+        model_dim=16, ff_dim=20, num_text_blocks=1, num_visual_blocks=2, axes_dims=(2, 4, 2), visual_cond=False)
 
 
 def load(folder):
@@ -85,10 +88,23 @@ def load(folder):
     return pipeline
 
 
-def as_the_authors_do(pipeline):
+def load_clip():
+    f32 = dict(torch_dtype=torch.float32)
+    pipeline = Kandinsky5T2VPipeline(
+        transformer=Kandinsky5Transformer3DModel.from_pretrained(HERE / "video", **f32),
+        vae=AutoencoderKLHunyuanVideo.from_pretrained(HERE.parent / "vae_hunyuan_video/clip", **f32),
+        text_encoder=Qwen2_5_VLForConditionalGeneration.from_pretrained(part("text_encoder"), **f32), tokenizer=None,
+        text_encoder_2=CLIPTextModel.from_pretrained(part("text_encoder_2"), **f32),
+        tokenizer_2=CLIPTokenizer.from_pretrained(part("tokenizer_2")), scheduler=FlowMatchEulerDiscreteScheduler())
+    pipeline.tokenizer = Processor(Qwen2Tokenizer.from_pretrained(part("tokenizer")))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def as_the_authors_do(pipeline, shift=ORIGINAL_SHIFT):
     pipeline.prompt_template = pipeline.prompt_template.replace("prompt", "promt")
-    pipeline.prompt_template_encode_start_idx = 41
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=ORIGINAL_SHIFT)
+    pipeline.prompt_template_encode_start_idx += 1
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
     plain = scheduler.set_timesteps
     scheduler.set_timesteps = lambda n, device=None: plain(sigmas=np.linspace(1, 1 / n, n), device=device)
     pipeline.scheduler = scheduler
@@ -146,7 +162,7 @@ def results(pipeline, name, folder, seed):
     out["out.sigmas"] = pipeline.scheduler.sigmas.clone()
     for index, both in enumerate(zip(*steps)):
         out[f"out.latents.{index}"] = torch.cat(both)
-    out["out.image"] = sample(CFG, "pt")
+    out["out.image"] = sample(CFG, "pt")[:1]
     pipeline.scheduler.set_timesteps(28)
     for wide, high in SIZES:
         out[f"out.sigmas.{wide}x{high}"] = pipeline.scheduler.sigmas.clone()
@@ -154,6 +170,55 @@ def results(pipeline, name, folder, seed):
         pipeline.load_lora_weights(folder, weight_name="lora.safetensors")
         out["out.image_lora"] = sample(CFG, "pt")
     return out
+
+
+@torch.no_grad()
+def clip_results(pipeline, seed):
+    (width, height), frames = CLIP["size"], CLIP["frames"]
+    gen = torch.Generator().manual_seed(seed)
+    latents = torch.randn(2, 3, (frames - 1) // 4 + 1, height // 8, width // 8, generator=gen)
+    out = {"in.latents": latents}
+
+    def sample(cfg, keep=None):
+        clips = []
+        for at, prompt in enumerate(PROMPTS):
+            steps = []
+            def step(_, index, __, tensors):
+                steps.append(tensors["latents"].clone())
+                return tensors
+            given = latents[at].permute(1, 2, 3, 0)[None]  # [1, frames, height, width, channels], then those for a given frame
+            given = torch.cat([given, torch.zeros(*given.shape[:-1], 4)], dim=-1)
+            clips.append(pipeline(
+                prompt=prompt, guidance_scale=cfg, width=width, height=height, num_frames=frames, latents=given,
+                num_inference_steps=CLIP["steps"], output_type="pt", callback_on_step_end=step,
+                max_sequence_length=CLIP["length"]).frames)
+            if keep is not None:
+                keep.append([tokens[..., :3].permute(0, 4, 1, 2, 3) for tokens in steps])
+        return torch.cat(clips)
+
+    steps = []
+    sample(1.0, steps)
+    out["out.sigmas"] = pipeline.scheduler.sigmas.clone()
+    for index, both in enumerate(zip(*steps)):
+        out[f"out.latents.{index}"] = torch.cat(both)
+    out["out.image"] = sample(CLIP["cfg"])[:1]  # [clips, frames, 3, height, width]
+    return out
+
+
+def make_clip(folder):
+    folder.mkdir(exist_ok=True)
+    pipeline = load_clip()
+    negative = "Static, 2D cartoon, cartoon, 2d animation, paintings, images, worst quality, low quality, ugly, deformed, " \
+               "walking backwards"
+    as_the_authors_do(pipeline, CLIP["shift"])
+    golden = clip_results(pipeline, 9220)
+    save_file({key: value.contiguous() for key, value in golden.items()}, folder / "golden.safetensors")
+    parts = PARTS | {"vae": "vae_hunyuan_video/clip", "transformer": "kandinsky5/video",
+                     "scheduler": "kandinsky5/pipeline/scheduler"}
+    settings = {"steps": CLIP["steps"], "guidance": CLIP["cfg"], "true_cfg": 1.0, "length": CLIP["length"], "frames": CLIP["frames"],
+                "class": "Kandinsky5T2VPipeline", "parts": parts, "prompts": PROMPTS, "negative": negative,
+                "size": CLIP["size"], "sizes": []}
+    (folder / "golden.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def main():
@@ -172,8 +237,9 @@ def main():
         save_file({key: value.contiguous() for key, value in golden.items()}, folder / "golden.safetensors")
         parts = PARTS | {key: f"kandinsky5/pipeline/{key}" for key in ["transformer", "scheduler"]}
         settings = {"steps": STEPS, "guidance": CFG, "true_cfg": 1.0, "length": 512, "implementation": name, "parts": parts,
-                    "prompts": PROMPTS, "negative": NEGATIVE, "size": SIZE, "sizes": SIZES}
+                    "class": "Kandinsky5T2IPipeline", "prompts": PROMPTS, "negative": NEGATIVE, "size": SIZE, "sizes": SIZES}
         (folder / "golden.json").write_text(json.dumps(settings, indent=1) + "\n")
+    make_clip(HERE / "clip")
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
     let edited = references.last().and_then(|path| edited_size(path, family));
     Ok(ImageRequest {
         prompts: arguments.prompts()?,
-        negative: negative.clone().unwrap_or_default(),
+        negative: negative.clone().unwrap_or_else(|| usual.negative_prompt.to_owned()),
         size: size.or(edited).unwrap_or([usual.resolution; 2]),
         frames: frames.map_or(video.map_or(1, |video| video.frames), |frames| frames as usize),
         fps: fps.map_or(video.map_or(1, |video| video.fps), |fps| fps as usize),

@@ -127,11 +127,17 @@ impl TrainingData {
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<(), ConfigError> {
         let Self::Images { data, sample } = self else { return Ok(()) };
-        let SamplingDefaults { steps, guidance, resolution: side } = family.sampling;
+        let SamplingDefaults { steps, guidance, resolution: side, negative_prompt } =
+            family.sampling;
         rows.of_family(family, "sample.steps", &mut sample.steps, steps);
         rows.of_family(family, "sample.guidance_scale", &mut sample.guidance_scale, guidance);
         let size = ImageSize { width: side, height: side };
         rows.of_family(family, "sample.size", &mut sample.size, size);
+        if !negative_prompt.is_empty() {
+            let negative_prompt = negative_prompt.to_owned();
+            let key = "sample.negative_prompt";
+            rows.of_family(family, key, &mut sample.negative_prompt, negative_prompt);
+        }
         match family.video {
             Some(VideoDefaults { frames, fps }) => {
                 rows.of_family(family, "data.frames", &mut data.frames, Some(frames));

@@ -59,7 +59,7 @@ pub fn sample_options(config: &RunConfig) -> Vec<String> {
             options.add_unless("--steps", sample.steps, &defaults.steps.to_string());
             options.add_unless("--guidance", sample.guidance_scale, &defaults.guidance.to_string());
             options.add_unless("--true-cfg", sample.true_cfg_scale, "1");
-            options.add_unless("--negative", &sample.negative_prompt, "");
+            options.add_unless("--negative", &sample.negative_prompt, defaults.negative_prompt);
         }
         TrainingData::Texts { generate, .. } => {
             options.add_unless("--max-tokens", generate.max_tokens, "200");

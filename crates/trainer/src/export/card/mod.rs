@@ -211,9 +211,10 @@ fn front_matter(facts: &ModelCard) -> String {
         return out;
     }
     let family = facts.usage.as_ref().map_or_else(DiffusionFamily::fallback, |drawn| drawn.family);
+    let task = if family.video.is_some() { "text-to-video" } else { "text-to-image" };
     _ = write!(
         out,
-        "library_name: diffusers\npipeline_tag: text-to-image\ntags:\n- text-to-image\n- diffusers\n\
+        "library_name: diffusers\npipeline_tag: {task}\ntags:\n- {task}\n- diffusers\n\
          - lora\n- {}\n- template:sd-lora\n- hearth\n",
         family.export.tag
     );

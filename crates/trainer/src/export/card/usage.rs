@@ -11,7 +11,7 @@ use crate::config::RunConfig;
 use crate::config::sample::SampleConfig;
 use crate::export::sample_command::SampleCommand;
 use crate::model::diffusion::editing::{REFERENCE_RESOLUTION, ReferenceSizing};
-use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::family::{DiffusionFamily, VideoDefaults};
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::diffusion::text::{PromptLength, TextEncoderSettings};
 use crate::model::kind;
@@ -95,7 +95,17 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String
             None => (class.to_owned(), String::new()),
         };
     let references = references(facts);
-    let utils = if references.is_empty() { "" } else { "from diffusers.utils import load_image\n" };
+    let family = image_usage.family;
+    let (utils, save) = match family.video {
+        Some(VideoDefaults { fps, .. }) => (
+            "from diffusers.utils import export_to_video\n",
+            format!("export_to_video(clip, \"clip.mp4\", fps={fps})"),
+        ),
+        None if references.is_empty() => ("", SAVE_IMAGE.into()),
+        None => ("from diffusers.utils import load_image\n", SAVE_IMAGE.into()),
+    };
+    let made = if family.video.is_some() { "clip" } else { "image" };
+    let output = family.pipeline_output;
     let arguments = [image_arguments(&references), call_arguments(image_usage)].concat();
     format!(
         "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n{utils}\n\
@@ -103,14 +113,16 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String
          {transformer}\
          pipeline = {class}.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
          pipeline.load_lora_weights({}, weight_name={})\n\
-         image = pipeline.to(device)(\n    {},\n    {}).images[0]\n\
-         image.save(\"image.png\")\n```\n\n",
+         {made} = pipeline.to(device)(\n    {},\n    {}).{output}[0]\n\
+         {save}\n```\n\n",
         python(&folder),
         python(&name),
         python(facts.prompt()),
         arguments.join(", ")
     )
 }
+
+const SAVE_IMAGE: &str = "image.save(\"image.png\")";
 
 /// The reference images of an editing model: those of a sample of the run, else a name.
 fn references(facts: &ModelCard) -> Vec<String> {
@@ -155,12 +167,14 @@ fn loading(facts: &ModelCard, image_usage: &ImageUsage) -> String {
 
 /// The arguments of the pipeline's call besides the prompt, where diffusers has other defaults or none.
 fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<String> {
-    let SampleConfig { size, steps, guidance_scale, true_cfg_scale, negative_prompt, .. } = sample;
+    let SampleConfig { size, frames, steps, guidance_scale, true_cfg_scale, .. } = sample;
     let mut all = vec![
         format!("width={}", size.width),
         format!("height={}", size.height),
         format!("num_inference_steps={steps}"),
     ];
+    let frames = family.video.map(|video| frames.unwrap_or(video.frames));
+    all.extend(frames.map(|frames| format!("num_frames={frames}")));
     // Kontext's pipeline scales width and height to an area of its own.
     let is_scaled = family.editing.is_some_and(|editing| {
         matches!(editing.sizing, ReferenceSizing::Nearest(_))
@@ -169,7 +183,7 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
     if is_scaled {
         all.push(format!("max_area={}", size.width * size.height));
     }
-    let negative = match negative_prompt.as_str() {
+    let negative = match sample.negative_prompt.as_str() {
         "" => family.empty_prompt,
         typed => typed,
     };

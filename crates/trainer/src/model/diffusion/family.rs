@@ -20,6 +20,8 @@ pub struct DiffusionFamily {
     pub title: &'static str,
     /// The classes of its pipelines in `model_index.json`; the first is text-to-image.
     pub pipelines: &'static [&'static str],
+    /// What the result of those pipelines calls the images, or clips.
+    pub pipeline_output: &'static str,
     /// The class of its transformer.
     pub transformer: &'static str,
     /// A part of a tensor's name that every checkpoint of its original layout has, and no other.
@@ -69,6 +71,8 @@ pub struct SamplingDefaults {
     pub guidance: f64,
     /// Pixels along each side.
     pub resolution: usize,
+    /// The negative prompt where none is given.
+    pub negative_prompt: &'static str,
 }
 
 /// The clips that a family makes where nothing else is asked for.

@@ -39,6 +39,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "flux",
     title: "a FLUX.1",
     pipelines: &["FluxPipeline", KONTEXT_PIPELINE],
+    pipeline_output: "images",
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
     // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.
@@ -54,7 +55,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     editing: None,
     video: None,
     // Taken: the defaults of diffusers' `FluxPipeline`.
-    sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024 },
+    sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.
     scheme: WeightingScheme::Uniform,
     targets: &[
@@ -105,7 +106,7 @@ const SCHNELL: DiffusionFamily = DiffusionFamily {
     title: "a FLUX.1 schnell",
     encoders: &[CLIP, TextEncoderSpec { prompt_length: PromptLength::Index(256), ..T5 }],
     guidance: Guidance::None,
-    sampling: SamplingDefaults { steps: 4, guidance: 1.0, resolution: 1024 },
+    sampling: SamplingDefaults { steps: 4, guidance: 1.0, resolution: 1024, negative_prompt: "" },
     export: ExportMetadata { architecture: "flux-1-schnell/lora", ..FAMILY.export },
     ..FAMILY
 };

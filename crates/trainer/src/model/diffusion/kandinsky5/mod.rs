@@ -112,6 +112,7 @@ fn regular() -> String {
 }
 
 const REGULAR: &str = "regular";
+const SPARSE: &str = "nabla";
 
 /// Rows, columns and frames of tokens for which diffusers and the authors' program have positions.
 const MAX_TOKENS_PER_SIDE: usize = 128;
@@ -180,7 +181,9 @@ impl Architecture for Kandinsky5Config {
             name if name.contains("nocfg") => Distillation::NoGuidance,
             _ => self.distillation,
         };
-        Self { distillation, ..self }
+        let is_sparse = name.starts_with("kandinsky") && name.contains("10s");
+        let attention_type = if is_sparse { SPARSE.into() } else { self.attention_type };
+        Self { distillation, attention_type, ..self }
     }
 
     fn with_implementation(self, implementation: Implementation) -> Option<Self> {

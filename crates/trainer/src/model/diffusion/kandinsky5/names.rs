@@ -42,9 +42,6 @@ pub fn infer(catalog: &Catalog, prefix: &str) -> Option<Kandinsky5Config> {
     };
     let channels = outputs("out_layer.out_layer")? / (PATCH * PATCH);
     let head = outputs("visual_transformer_blocks.0.self_attention.query_norm")?;
-    let stem = catalog.path.file_stem().map(|stem| stem.to_string_lossy().to_lowercase());
-    let is_sparse =
-        stem.is_some_and(|stem| ["10s", "_hd", "-hd"].iter().any(|word| stem.contains(word)));
     Some(Kandinsky5Config {
         in_visual_dim: channels,
         out_visual_dim: channels,
@@ -58,7 +55,8 @@ pub fn infer(catalog: &Catalog, prefix: &str) -> Option<Kandinsky5Config> {
         num_visual_blocks: count("visual"),
         axes_dims: axes(head),
         visual_cond: inputs("visual_embeddings.in_layer")? == PATCH * PATCH * (2 * channels + 1),
-        attention_type: if is_sparse { "nabla" } else { REGULAR }.into(),
+        // Where it is another, the name says so.
+        attention_type: REGULAR.into(),
         task: None,
         distillation: Distillation::None,
         implementation: Implementation::Original,

@@ -9,10 +9,87 @@ use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::clip::ClipConfig;
 use crate::model::encoder::qwen25vl::Qwen25VlConfig;
-use crate::model::vae::KlVaeConfig;
+use crate::model::vae::{HunyuanVideoVaeConfig, KlVaeConfig};
 
-/// Kandinsky 5.0 for images.
-pub const ALL: &[PublishedPipeline] = &[IMAGE_LITE];
+/// Kandinsky 5.0 for images and for clips of 5 s. Those for 10 s have sparse attention.
+pub const ALL: &[PublishedPipeline] = &[
+    IMAGE_LITE,
+    VIDEO_LITE,
+    PublishedPipeline {
+        name: "kandinsky-5.0-t2v-lite-nocfg-5s",
+        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers to that folder; a plan \
+               needs its name alone",
+        hub: &[
+            (
+                "Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers",
+                "kandinskylab/Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers",
+            ),
+            (
+                "kandinsky5lite_t2v_nocfg_5s",
+                "kandinskylab/Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers",
+            ),
+        ],
+        config: || {
+            let distillation = Distillation::NoGuidance;
+            Kandinsky5Config { distillation, ..video_lite() }.into()
+        },
+        ..VIDEO_LITE
+    },
+    PublishedPipeline {
+        name: "kandinsky-5.0-t2v-lite-distilled16steps-5s",
+        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers to that \
+               folder; a plan needs its name alone",
+        hub: &[
+            (
+                "Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers",
+                "kandinskylab/Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers",
+            ),
+            (
+                "kandinsky5lite_t2v_distilled16steps_5s",
+                "kandinskylab/Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers",
+            ),
+        ],
+        config: || Kandinsky5Config { distillation: Distillation::Steps, ..video_lite() }.into(),
+        schedule: || FlowMatchScheduler::fixed(5.0, SigmaSpacing::Reciprocal),
+        ..VIDEO_LITE
+    },
+    PublishedPipeline {
+        name: "kandinsky-5.0-t2v-pro",
+        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers to that folder; a plan \
+               needs its name alone",
+        hub: &[
+            (
+                "Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers",
+                "kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers",
+            ),
+            ("kandinsky5pro_t2v_sft_5s", "kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers"),
+        ],
+        config: || video_pro().into(),
+        ..VIDEO_LITE
+    },
+];
+
+const VIDEO_LITE: PublishedPipeline = PublishedPipeline {
+    name: "kandinsky-5.0-t2v-lite",
+    hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers to that folder; a plan needs \
+           its name alone",
+    hub: &[
+        (
+            "Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers",
+            "kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers",
+        ),
+        (
+            "Kandinsky-5.0-T2V-Lite-pretrain-5s-Diffusers",
+            "kandinskylab/Kandinsky-5.0-T2V-Lite-pretrain-5s-Diffusers",
+        ),
+        ("kandinsky5lite_t2v_sft_5s", "kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers"),
+    ],
+    config: || video_lite().into(),
+    vae: || HunyuanVideoVaeConfig::published().into(),
+    // Taken: the authors' sampler.
+    schedule: || FlowMatchScheduler::fixed(10.0, SigmaSpacing::Reciprocal),
+    ..IMAGE_LITE
+};
 
 const IMAGE_LITE: PublishedPipeline = PublishedPipeline {
     name: "kandinsky-5.0-t2i-lite",
@@ -69,7 +146,6 @@ pub(super) fn image_lite() -> Kandinsky5Config {
     }
 }
 
-#[cfg(test)]
 /// Kandinsky 5.0 T2V Lite for 5 s.
 pub(super) fn video_lite() -> Kandinsky5Config {
     Kandinsky5Config {
@@ -83,7 +159,6 @@ pub(super) fn video_lite() -> Kandinsky5Config {
     }
 }
 
-#[cfg(test)]
 /// Kandinsky 5.0 T2V Pro for 5 s.
 pub(super) fn video_pro() -> Kandinsky5Config {
     Kandinsky5Config {
@@ -99,22 +174,69 @@ pub(super) fn video_pro() -> Kandinsky5Config {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::model::adapter::name_matches;
+    use crate::model::diffusion::Pipeline;
     use crate::model::diffusion::denoiser::DenoiserConfig;
+    use crate::model::diffusion::paths::PartPaths;
 
     /// Counted by diffusers on the meta device.
     #[test]
     fn published_models_have_their_number_of_parameters() {
-        for (config, expected) in [
-            (image_lite(), 6_022_080_576_usize),
-            (video_lite(), 2_007_702_848),
-            (video_pro(), 19_311_325_248),
+        for (name, expected) in [
+            ("Kandinsky-5.0-T2I-Lite-sft-Diffusers", 6_022_080_576_usize),
+            ("Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", 2_007_702_848),
+            ("Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers", 19_311_325_248),
         ] {
-            let tensors = DenoiserConfig::from(config).tensor_specs().unwrap();
+            let tensors = open(name, None).transformer.config.tensor_specs().unwrap();
             let n: usize = tensors.iter().map(|want| want.shape.elements()).sum();
-            assert_eq!(n, expected);
+            assert_eq!(n, expected, "{name}");
         }
+    }
+
+    fn open(name: &str, implementation: Option<Implementation>) -> Pipeline {
+        let parts = PartPaths { implementation, ..PartPaths::default() };
+        Pipeline::open_or_published(Path::new(name), &parts).unwrap()
+    }
+
+    /// Steps, guidance, the last of four sigmas before 0, and how many tokens of a prompt are dropped.
+    #[test]
+    fn variants_are_sampled_as_their_authors_say() {
+        let (original, diffusers) = (None, Some(Implementation::Diffusers));
+        for (name, implementation, expected) in [
+            ("Kandinsky-5.0-T2I-Lite-sft-Diffusers", original, (50, 3.5, 0.5, 41)),
+            ("Kandinsky-5.0-T2I-Lite-sft-Diffusers", diffusers, (50, 3.5, 0.008_928_6, 40)),
+            ("Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", original, (50, 5.0, 0.769_230_8, 129)),
+            ("Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", diffusers, (50, 5.0, 0.090_991_8, 128)),
+            ("Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers", original, (50, 1.0, 0.769_230_8, 129)),
+            (
+                "Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers",
+                original,
+                (16, 1.0, 0.625, 129),
+            ),
+        ] {
+            let pipeline = open(name, implementation);
+            let sampling = pipeline.family().sampling;
+            let sigmas = pipeline.schedule.sigmas(4096, 4);
+            let dropped = pipeline.encoders.templates().next().unwrap().n_dropped;
+            let found = (sampling.steps, sampling.guidance, dropped);
+            assert_eq!(found, (expected.0, expected.1, expected.3), "{name}");
+            assert!((sigmas[3] - expected.2).abs() < 1e-5, "{name}: {sigmas:?}");
+            // The VAE of FLUX.1 has a shift, which is ignored.
+            assert_eq!(pipeline.vae.statistics().shift, [0.0; 16]);
+        }
+    }
+
+    #[test]
+    fn a_clip_has_tokens_of_every_fourth_frame() {
+        let pipeline = open("Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", None);
+        let video = pipeline.family().video.unwrap();
+        assert_eq!((video.frames, video.fps), (121, 24));
+        assert_eq!(pipeline.image_tokens([768, 512], video.frames), 31 * 48 * 32);
+        let sizes = [16, 31, 64, 96];
+        assert_eq!(pipeline.latent_shape([768, 512], video.frames).sizes(), sizes);
     }
 
     /// Layers of each preset in T2I Lite: two text blocks, fifty of images.

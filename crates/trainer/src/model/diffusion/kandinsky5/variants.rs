@@ -23,6 +23,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "kandinsky5",
     title: "a Kandinsky 5",
     pipelines: &[IMAGE_PIPELINE, VIDEO_PIPELINE, "Kandinsky5I2IPipeline", "Kandinsky5I2VPipeline"],
+    pipeline_output: "image",
     transformer: "Kandinsky5Transformer3DModel",
     tensor_marker: "visual_transformer_blocks.0.cross_attention.key_norm.",
     // The VAE of FLUX.1.
@@ -38,7 +39,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     editing: None,
     video: None,
     // Taken: the defaults of diffusers' `Kandinsky5T2IPipeline`.
-    sampling: SamplingDefaults { steps: 50, guidance: 3.5, resolution: 1024 },
+    sampling: SamplingDefaults { steps: 50, guidance: 3.5, resolution: 1024, negative_prompt: "" },
     // Taken: SimpleTuner's defaults for this family.
     scheme: WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 },
     targets: ATTENTION,
@@ -69,13 +70,20 @@ const IMAGE_DIFFUSERS: DiffusionFamily = DiffusionFamily {
 const VIDEO: DiffusionFamily = DiffusionFamily {
     title: "a Kandinsky 5 video",
     pipelines: &[VIDEO_PIPELINE],
+    pipeline_output: "frames",
     // Taken: the file of huggingface.co/Comfy-Org/HunyuanVideo_repackaged.
     vae_files: &["hunyuan_video_vae_bf16.safetensors"],
     encoders: &[CLIP, VIDEO_QWEN],
     max_sequence_length: 256,
     // Taken: the defaults of diffusers' `Kandinsky5T2VPipeline`, and of the authors' program.
     video: Some(VideoDefaults { frames: 121, fps: 24 }),
-    sampling: SamplingDefaults { steps: 50, guidance: 5.0, resolution: 512 },
+    sampling: SamplingDefaults {
+        steps: 50,
+        guidance: 5.0,
+        resolution: 512,
+        negative_prompt: "Static, 2D cartoon, cartoon, 2d animation, paintings, images, worst quality, low quality, ugly, \
+                          deformed, walking backwards",
+    },
     ..FAMILY
 };
 
@@ -89,7 +97,7 @@ const VIDEO_DIFFUSERS: DiffusionFamily = DiffusionFamily {
 /// Distilled to do without guidance.
 const VIDEO_NO_GUIDANCE: DiffusionFamily = DiffusionFamily {
     title: "a Kandinsky 5 video without guidance",
-    sampling: SamplingDefaults { guidance: 1.0, ..VIDEO.sampling },
+    sampling: SamplingDefaults { guidance: 1.0, negative_prompt: "", ..VIDEO.sampling },
     ..VIDEO
 };
 
@@ -102,7 +110,7 @@ const VIDEO_NO_GUIDANCE_DIFFUSERS: DiffusionFamily = DiffusionFamily {
 /// Distilled to 16 steps without guidance.
 const VIDEO_DISTILLED: DiffusionFamily = DiffusionFamily {
     title: "a distilled Kandinsky 5 video",
-    sampling: SamplingDefaults { steps: 16, guidance: 1.0, ..VIDEO.sampling },
+    sampling: SamplingDefaults { steps: 16, ..VIDEO_NO_GUIDANCE.sampling },
     ..VIDEO
 };
 

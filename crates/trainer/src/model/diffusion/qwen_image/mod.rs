@@ -41,6 +41,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "qwen-image",
     title: "a Qwen-Image",
     pipelines: &["QwenImagePipeline", EDIT_PIPELINE, EDIT_PLUS_PIPELINE],
+    pipeline_output: "images",
     transformer: "QwenImageTransformer2DModel",
     tensor_marker: "transformer_blocks.0.img_mod.1.",
     // Taken: the files of huggingface.co/Comfy-Org/Qwen-Image_ComfyUI, as are those of the text encoder.
@@ -57,7 +58,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     editing: None,
     video: None,
     // Taken: the defaults of diffusers' `QwenImagePipeline`.
-    sampling: SamplingDefaults { steps: 50, guidance: 4.0, resolution: 1024 },
+    sampling: SamplingDefaults { steps: 50, guidance: 4.0, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_qwen_image.py`.
     scheme: WeightingScheme::Uniform,
     targets: ATTENTION_LAYERS,

@@ -46,6 +46,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         "StableDiffusion3ControlNetPipeline",
         "StableDiffusion3PAGPipeline",
     ],
+    pipeline_output: "images",
     transformer: "SD3Transformer2DModel",
     tensor_marker: "joint_blocks.0.x_block.",
     vae_files: &["sd3_vae.safetensors"],
@@ -81,7 +82,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     editing: None,
     video: None,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
-    sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024 },
+    sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
     scheme: WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 },
     targets: ATTENTION_LAYERS,
