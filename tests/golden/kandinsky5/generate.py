@@ -67,7 +67,7 @@ def make(name, m, seed):
     with torch.no_grad():
         for part in model.modules():  # so that attention is not even, and its gradients not tiny
             if isinstance(part, torch.nn.RMSNorm):
-                part.weight.mul_(2.0)
+                part.weight.mul_(1.5)
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)  # half the size

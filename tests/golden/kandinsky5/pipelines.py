@@ -46,7 +46,7 @@ NEGATIVE = ""
 # The shift differs from the one that the authors' program has for images, 3.
 SHIFT, ORIGINAL_SHIFT, STEPS, CFG, SIZE = 5.0, 3.0, 4, 3.5, (48, 32)
 # The tokenizer has few words, with which the template is long.
-CLIP = dict(shift=10.0, steps=3, cfg=5.0, size=(32, 32), frames=5, length=1000)
+CLIP = dict(shift=10.0, steps=2, cfg=5.0, size=(32, 32), frames=5, length=1000)
 SIZES = [[512, 512], [1024, 1024], [768, 1280]]
 TARGETS = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
 

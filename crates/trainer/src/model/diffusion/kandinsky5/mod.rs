@@ -183,7 +183,7 @@ impl Architecture for Kandinsky5Config {
         };
         let is_sparse = name.starts_with("kandinsky") && name.contains("10s");
         let attention_type = if is_sparse { SPARSE.into() } else { self.attention_type };
-        Self { distillation, attention_type, ..self }
+        Self { attention_type, distillation, ..self }
     }
 
     fn with_implementation(self, implementation: Implementation) -> Option<Self> {
