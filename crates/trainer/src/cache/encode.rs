@@ -279,23 +279,27 @@ impl<'a> EncodeBatches<'a> {
         };
         self.tilings.insert(size, tiling);
         let encoder = self.encoder.insert(encoder);
-        let mut wanted = Vec::<(CacheKey, ImageFit, Vec<f32>)>::new();
+        let mut wanted = Vec::<WantedLatents<'_>>::new();
         for (image, frames) in batch {
-            for (is_mirrored, at) in &image.wanted {
+            for (is_mirrored, key) in &image.wanted {
                 // Several files may hold the same image.
-                if !index.store.has(at) && wanted.iter().all(|(other, ..)| other != at) {
-                    wanted.push((*at, image.fit, frames_to_chw(frames, *is_mirrored)));
+                if !index.store.has(key) && wanted.iter().all(|other| other.key != *key) {
+                    let (key, is_mirrored) = (*key, *is_mirrored);
+                    wanted.push(WantedLatents { key, image, frames, is_mirrored });
                 }
             }
         }
         for wanted in wanted.chunks(batch_size(size)) {
-            let input: Vec<_> = wanted.iter().map(|(.., numbers)| numbers.as_slice()).collect();
+            // A clip as floats may take a gigabyte: not more of them than are encoded together.
+            let floats = |it: &WantedLatents<'_>| frames_to_chw(it.frames, it.is_mirrored);
+            let input: Vec<Vec<f32>> = wanted.iter().map(floats).collect();
+            let input: Vec<&[f32]> = input.iter().map(Vec::as_slice).collect();
             let latents = encode(encoder, self.device, &input, size, tiling)?;
-            for ((at, fit, _), mut latents) in wanted.iter().zip(latents) {
-                if matches!(fit, ImageFit::Whole) {
+            for (WantedLatents { key, image, .. }, mut latents) in wanted.iter().zip(latents) {
+                if image.is_reference() {
                     latents.std.clear();
                 }
-                index.store.put(*at, latents.entry())?;
+                index.store.put(*key, latents.entry())?;
             }
         }
         for _ in batch {
@@ -303,6 +307,14 @@ impl<'a> EncodeBatches<'a> {
         }
         Ok(())
     }
+}
+
+/// Latents of a view of an image or a clip.
+struct WantedLatents<'a> {
+    key: CacheKey,
+    image: &'a PendingImage,
+    frames: &'a [Pixels],
+    is_mirrored: bool,
 }
 
 type DecodedImage<'a> = (&'a PendingImage, std::result::Result<Vec<Pixels>, ProblemKind>);

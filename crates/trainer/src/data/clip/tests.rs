@@ -308,6 +308,20 @@ fn odd_names_of_videos_are_names() {
     }
 }
 
+/// It would go on for ever: were it not killed, this test would not end.
+#[test]
+fn a_program_that_is_not_wanted_any_more_is_killed() {
+    if !has_ffmpeg() {
+        return;
+    }
+    let endless =
+        ["-v", "error", "-f", "lavfi", "-i", "testsrc=size=64x64", "-f", "rawvideo", "pipe:1"];
+    let mut program =
+        RunningProgram::start("ffmpeg", &endless.map(Into::into), 64 * 64 * 3).unwrap();
+    assert_eq!(program.next().unwrap().map(|piece| piece.len()), Some(64 * 64 * 3));
+    drop(program);
+}
+
 #[test]
 fn a_program_that_is_missing_is_said_with_how_to_install_it() {
     let missing = RunningProgram::start("hearth-has-no-such-program", &[], 1).err().unwrap();
