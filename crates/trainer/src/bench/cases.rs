@@ -17,6 +17,7 @@ use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput, LatentSpec};
 use crate::model::diffusion::flux::{self, flux1_dev};
 use crate::model::diffusion::guidance::Guidance;
+use crate::model::diffusion::kandinsky5::{Kandinsky5Config, image_lite, video_lite};
 use crate::model::diffusion::qwen_image::{self, qwen_image};
 use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
 use crate::model::encoder::clip::{self, ClipTextModel};
@@ -51,6 +52,10 @@ pub enum BenchCase {
     Flux1Dev,
     /// The same on Qwen-Image.
     QwenImage,
+    /// The same on Kandinsky 5 T2I Lite.
+    Kandinsky5Image,
+    /// The same on Kandinsky 5 T2V Lite, a clip of 121 frames of 768 by 512 pixels.
+    Kandinsky5Video,
     /// An image of 1024 pixels a side to latents, by SD3's autoencoder.
     VaeEncode1024,
     /// The same by Qwen-Image's.
@@ -85,11 +90,13 @@ impl BenchCase {
     ];
 
     /// Those of full size.
-    pub const FULL: [Self; 6] = [
+    pub const FULL: [Self; 8] = [
         Self::Sd3Medium,
         Self::Sd35Large,
         Self::Flux1Dev,
         Self::QwenImage,
+        Self::Kandinsky5Image,
+        Self::Kandinsky5Video,
         Self::VaeEncode1024,
         Self::QwenVaeEncode1024,
     ];
@@ -108,6 +115,8 @@ impl BenchCase {
             Self::Sd35Large => "sd3.5-large",
             Self::Flux1Dev => "flux1-dev",
             Self::QwenImage => "qwen-image",
+            Self::Kandinsky5Image => "kandinsky5-t2i-lite",
+            Self::Kandinsky5Video => "kandinsky5-t2v-lite",
             Self::VaeEncode1024 => "vae-encode-1024",
             Self::QwenVaeEncode1024 => "qwen-vae-encode-1024",
         }
@@ -145,7 +154,9 @@ impl BenchCase {
             | Self::Sd3Medium
             | Self::Sd35Large
             | Self::Flux1Dev
-            | Self::QwenImage => {
+            | Self::QwenImage
+            | Self::Kandinsky5Image
+            | Self::Kandinsky5Video => {
                 let case = transformer.expect("these are the transformers");
                 case.work(build, settings, &normal)?
             }
@@ -183,6 +194,13 @@ impl BenchCase {
             Self::Sd35Large => Some(TransformerCase::sd3(sd35_large(), 128)),
             Self::Flux1Dev => Some(TransformerCase::flux(flux1_dev(), 128)),
             Self::QwenImage => Some(TransformerCase::qwen_image(qwen_image(), 128)),
+            Self::Kandinsky5Image => {
+                Some(TransformerCase::kandinsky5(image_lite(), [128, 128].into()))
+            }
+            // 121 frames of 768 by 512 pixels.
+            Self::Kandinsky5Video => {
+                Some(TransformerCase::kandinsky5(video_lite(), [31, 64, 96].into()))
+            }
             _ => None,
         }
     }
@@ -200,8 +218,8 @@ impl BenchCase {
 /// A transformer to train.
 struct TransformerCase {
     config: DenoiserConfig,
-    /// Of its latents.
-    side: usize,
+    /// Height and width of its latents, with frames before them if these are clips.
+    size: Vec<usize>,
     /// The shape of each tensor of its conditioning.
     condition: Vec<(&'static str, Vec<usize>)>,
 }
@@ -210,18 +228,24 @@ impl TransformerCase {
     fn sd3(config: sd3::Sd3Config, side: usize) -> Self {
         let tokens = (TOKENS, vec![SD3_PROMPT, config.joint_attention_dim]);
         let pooled = (POOLED, vec![config.pooled_projection_dim]);
-        Self { condition: vec![tokens, pooled], config: config.into(), side }
+        Self { condition: vec![tokens, pooled], config: config.into(), size: vec![side; 2] }
     }
 
     fn flux(config: flux::FluxConfig, side: usize) -> Self {
         let tokens = (TOKENS, vec![FLUX_PROMPT, config.joint_attention_dim]);
         let pooled = (POOLED, vec![config.pooled_projection_dim]);
-        Self { condition: vec![tokens, pooled], config: config.into(), side }
+        Self { condition: vec![tokens, pooled], config: config.into(), size: vec![side; 2] }
     }
 
     fn qwen_image(config: qwen_image::QwenImageConfig, side: usize) -> Self {
         let tokens = (TOKENS, vec![QWEN_PROMPT, config.joint_attention_dim]);
-        Self { condition: vec![tokens], config: config.into(), side }
+        Self { condition: vec![tokens], config: config.into(), size: vec![side; 2] }
+    }
+
+    fn kandinsky5(config: Kandinsky5Config, size: Vec<usize>) -> Self {
+        let tokens = (TOKENS, vec![QWEN_PROMPT, config.in_text_dim]);
+        let pooled = (POOLED, vec![config.in_text_dim2]);
+        Self { condition: vec![tokens, pooled], config: config.into(), size }
     }
 
     fn work(
@@ -231,13 +255,13 @@ impl TransformerCase {
         normal: NormalFn<'_>,
     ) -> Result<BenchWork> {
         let LatentSpec { channels, patch_size, .. } = self.config.latent_spec();
-        let side = self.side;
         let of_all = |sizes: &[usize]| normal(&[&[samples], sizes].concat());
         let condition = self.condition.iter().map(|(name, sizes)| Ok((*name, of_all(sizes)?)));
-        let n_patches = (side / patch_size).pow(2);
+        let n_pixels: usize = self.size.iter().product();
+        let n_patches = n_pixels / (patch_size * patch_size);
         Ok(BenchWork::Transformer {
             model: self.config.build(build)?,
-            latents: normal(&[samples, channels, side, side])?,
+            latents: normal(&[&[samples, channels], &self.size[..]].concat())?,
             condition: condition.collect::<Result<_>>()?,
             target: normal(&[samples, n_patches, patch_size * patch_size * channels])?,
             guidance: self.config.family().guidance,
@@ -257,7 +281,7 @@ const LARGE_IMAGE: usize = 1024;
 const SD3_PROMPT: usize = 333;
 /// The same of FLUX.1 dev.
 const FLUX_PROMPT: usize = 512;
-/// A long prompt of Qwen-Image.
+/// A long prompt of Qwen-Image and of Kandinsky 5.
 const QWEN_PROMPT: usize = 256;
 /// The embedded guidance scale of models that take one.
 const GUIDANCE: f32 = 3.5;
@@ -270,7 +294,10 @@ fn targets() -> Vec<AdapterTarget> {
         dropout: 0.0,
         is_dora: false,
     };
-    ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"].map(target).to_vec()
+    let attention = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"];
+    let both =
+        ["*attention.to_query", "*attention.to_key", "*attention.to_value", "*attention.out_layer"];
+    attention.into_iter().chain(both).map(target).collect()
 }
 
 /// Heads, their width, and blocks.

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use weights::Catalog;
 
 pub use forward::Kandinsky5;
+pub(crate) use published::{image_lite, video_lite};
 pub use variants::FAMILY;
 
 use super::condition::{Condition, NamedTensor, POOLED, TOKENS};

@@ -125,7 +125,7 @@ const IMAGE_LITE: PublishedPipeline = PublishedPipeline {
 };
 
 /// Kandinsky 5.0 T2I Lite.
-pub(super) fn image_lite() -> Kandinsky5Config {
+pub(crate) fn image_lite() -> Kandinsky5Config {
     Kandinsky5Config {
         in_visual_dim: 16,
         out_visual_dim: 16,
@@ -147,7 +147,7 @@ pub(super) fn image_lite() -> Kandinsky5Config {
 }
 
 /// Kandinsky 5.0 T2V Lite for 5 s.
-pub(super) fn video_lite() -> Kandinsky5Config {
+pub(crate) fn video_lite() -> Kandinsky5Config {
     Kandinsky5Config {
         model_dim: 1792,
         ff_dim: 7168,
@@ -160,7 +160,7 @@ pub(super) fn video_lite() -> Kandinsky5Config {
 }
 
 /// Kandinsky 5.0 T2V Pro for 5 s.
-pub(super) fn video_pro() -> Kandinsky5Config {
+fn video_pro() -> Kandinsky5Config {
     Kandinsky5Config {
         time_dim: 1024,
         model_dim: 4096,
