@@ -24,7 +24,9 @@ use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::vae::{KlVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder, kl};
+use crate::model::vae::{
+    HunyuanVideoVaeConfig, KlVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder, kl,
+};
 use crate::objective::flow::Timestep;
 
 /// A benchmark.
@@ -60,6 +62,10 @@ pub enum BenchCase {
     VaeEncode1024,
     /// The same by Qwen-Image's.
     QwenVaeEncode1024,
+    /// A tile of a clip, 17 frames of 256 pixels a side, to latents by HunyuanVideo's autoencoder.
+    HunyuanVaeEncode,
+    /// Latents back to the clip.
+    HunyuanVaeDecode,
 }
 
 /// How a transformer is trained.
@@ -90,7 +96,7 @@ impl BenchCase {
     ];
 
     /// Those of full size.
-    pub const FULL: [Self; 8] = [
+    pub const FULL: [Self; 10] = [
         Self::Sd3Medium,
         Self::Sd35Large,
         Self::Flux1Dev,
@@ -99,6 +105,8 @@ impl BenchCase {
         Self::Kandinsky5Video,
         Self::VaeEncode1024,
         Self::QwenVaeEncode1024,
+        Self::HunyuanVaeEncode,
+        Self::HunyuanVaeDecode,
     ];
 
     /// As it is called on the command line.
@@ -119,6 +127,8 @@ impl BenchCase {
             Self::Kandinsky5Video => "kandinsky5-t2v-lite",
             Self::VaeEncode1024 => "vae-encode-1024",
             Self::QwenVaeEncode1024 => "qwen-vae-encode-1024",
+            Self::HunyuanVaeEncode => "hunyuan-vae-encode",
+            Self::HunyuanVaeDecode => "hunyuan-vae-decode",
         }
     }
 
@@ -166,6 +176,17 @@ impl BenchCase {
                 let (vae, side) = self.encoder();
                 let encoder = VaeEncoder::new(&vae, build.allow_tf32())?;
                 BenchWork::Encode(encoder, normal(&[1, 3, side, side])?)
+            }
+            Self::HunyuanVaeEncode => {
+                let vae = HunyuanVideoVaeConfig::published().into();
+                let encoder = VaeEncoder::new(&vae, build.allow_tf32())?;
+                BenchWork::Encode(encoder, normal(&[1, 3, CLIP_FRAMES, IMAGE, IMAGE])?)
+            }
+            Self::HunyuanVaeDecode => {
+                let vae = HunyuanVideoVaeConfig::published().into();
+                let decoder = VaeDecoder::new(&vae, build.allow_tf32())?;
+                let frames = CLIP_FRAMES / 4 + 1;
+                BenchWork::Decode(decoder, normal(&[1, 16, frames, IMAGE / 8, IMAGE / 8])?)
             }
             Self::VaeDecode => BenchWork::Decode(
                 kl::decoder(&autoencoder(), build.allow_tf32())?,
@@ -277,6 +298,8 @@ const RANK: usize = 16;
 const IMAGE: usize = 256;
 /// The same of a large one.
 const LARGE_IMAGE: usize = 1024;
+/// Frames of a clip. Taken: diffusers' tiles of clips.
+const CLIP_FRAMES: usize = 17;
 /// Prompt tokens as SD3 sees them.
 const SD3_PROMPT: usize = 333;
 /// The same of FLUX.1 dev.
