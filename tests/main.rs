@@ -27,6 +27,7 @@ mod qwen_image;
 mod recipes;
 #[cfg(unix)]
 mod teach_edit;
+mod teach_motion;
 mod tidy;
 #[cfg(unix)]
 mod train;

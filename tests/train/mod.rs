@@ -2,7 +2,7 @@
 //! run without problems.
 
 mod checkpoints;
-mod clips;
+pub mod clips;
 mod full;
 mod fused;
 mod gpu;
