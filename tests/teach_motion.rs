@@ -56,7 +56,7 @@ caption_dropout = 0.0
 [adapter]
 kind = 'full'
 [train]
-steps = 2000
+steps = 800
 batch_size = 15
 timestep_shift = 2.0
 [optimizer]
@@ -80,19 +80,19 @@ bucket_step = 16
 frames = 9
 caption_dropout = 0.0
 [adapter]
-rank = 16
+rank = 32
 targets = 'all'
 [train]
-steps = 400
+steps = 800
 batch_size = 8
 timestep_shift = 2.0
 [optimizer]
-learning_rate = 2e-3
+learning_rate = 1e-3
 lr_scheduler = 'cosine'
 warmup_steps = 5
 [sample]
 prompts = ['HELD_OUT']
-every = 400
+every = 800
 size = 64
 frames = 9
 steps = 20
@@ -123,11 +123,11 @@ fn eight_clips_teach_a_motion() {
         printed(&["train", text(&path), "--quiet"]);
     }
     let moved = |step: u64| displacement(&at(&format!("motion-run/samples/step-{step:06}-1.png")));
-    let (before, after) = (moved(0), moved(400));
+    let (before, after) = (moved(0), moved(800));
     let figures = format!("of {PATH} pixels: before {before:.1}, after {after:.1}");
     assert!(before.abs() < 0.15 * PATH && after > 0.6 * PATH, "{figures}");
     let report = fs::read_to_string(at("motion-run/report.html")).unwrap();
-    assert!(report.contains("step-000400-1.webp") && report.contains("card strip"));
+    assert!(report.contains("step-000800-1.webp") && report.contains("card strip"));
 }
 
 /// Text encoders, tokenizers and scheduler of a tiny pipeline, with the autoencoder of this test.
