@@ -4,21 +4,34 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Scope, available_parallelism};
 
-/// Items that wait. Chosen: enough to bridge a slow one.
-const AHEAD: usize = 4;
+/// How far reading runs ahead.
+#[derive(Clone, Copy)]
+pub struct ReadAhead {
+    /// Threads, at most; one at least.
+    pub threads: usize,
+    /// Items that wait to be received, at most.
+    pub waiting: usize,
+}
 
-/// What `read` makes of the items, each with its index, as they become ready; by this many threads at most. They end when
-/// nobody receives any more.
+impl ReadAhead {
+    /// By so many threads, with a few items waiting. Chosen: enough to bridge a slow one.
+    pub const fn by(threads: usize) -> Self {
+        Self { threads, waiting: 4 }
+    }
+}
+
+/// What `read` makes of the items, each with its index, as they become ready. The threads end when nobody receives any
+/// more.
 pub fn read_ahead<'scope, 'a: 'scope, I: Sync, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     items: &'a [I],
-    most_threads: usize,
+    ReadAhead { threads, waiting: most_waiting }: ReadAhead,
     read: impl Fn(&'a I) -> T + Copy + Send + 'scope,
 ) -> Receiver<(usize, T)> {
-    let (sender, receiver) = sync_channel(AHEAD);
+    let (sender, receiver) = sync_channel(most_waiting);
     let waiting = Arc::new(Mutex::new(items.iter().enumerate()));
-    let n = available_parallelism().map_or(1, usize::from).min(most_threads).min(items.len());
-    for _ in 0..n {
+    let n = available_parallelism().map_or(1, usize::from).min(threads).min(items.len());
+    for _ in 0..n.max(1) {
         let (sender, waiting) = (sender.clone(), Arc::clone(&waiting));
         scope.spawn(move || {
             let next = || waiting.lock().ok()?.next();
@@ -41,8 +54,9 @@ mod tests {
     #[test]
     fn every_item_comes_once_with_its_index() {
         let items: Vec<usize> = (0..50).map(|n| n * n).collect();
-        let mut all: Vec<_> =
-            scope(|scope| read_ahead(scope, &items, 3, |n| n + 1).into_iter().collect());
+        let mut all: Vec<_> = scope(|scope| {
+            read_ahead(scope, &items, ReadAhead::by(3), |n| n + 1).into_iter().collect()
+        });
         all.sort_unstable();
         assert_eq!(all, items.iter().map(|n| n + 1).enumerate().collect::<Vec<_>>());
     }
@@ -50,7 +64,9 @@ mod tests {
     #[test]
     fn threads_end_when_nobody_receives() {
         let items = vec![0; 50];
-        let first = scope(|scope| read_ahead(scope, &items, 3, |n| *n).recv());
+        let first = scope(|scope| {
+            read_ahead(scope, &items, ReadAhead { threads: 3, waiting: 0 }, |n| *n).recv()
+        });
         assert!(first.is_ok());
     }
 }

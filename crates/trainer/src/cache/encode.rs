@@ -4,9 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex};
-use std::thread::{Scope, available_parallelism, scope};
+use std::thread::scope;
 
 use compute::{Device, DeviceKind, Dtype};
 use weights::checksum::FileStamp;
@@ -29,13 +27,11 @@ use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions, Prompt};
 use crate::model::diffusion::vae::{LatentShape, encode_clip, vae_moments};
 use crate::model::vae::{Tiling, VaeEncoder};
 use crate::progress::{ProgressEvent, ProgressFn};
+use crate::read_ahead::{ReadAhead, read_ahead};
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
 /// and each may hold an image of half a gigabyte.
-const MOST_DECODERS: usize = 4;
-
-/// Images that wait for the encoder. Chosen: enough to bridge a slow one.
-const AHEAD: usize = 4;
+const DECODERS: ReadAhead = ReadAhead::by(4);
 
 /// Bytes of decoded frames that wait, or are being made. Chosen: two clips of 121 frames of 768 x 512 pixels.
 const DECODED_BYTES: usize = 300 << 20;
@@ -210,7 +206,8 @@ pub(super) fn encode_images(
         waiting: BTreeMap::new(),
     };
     scope(|scope| {
-        for (image, pixels) in decode_ahead(scope, images) {
+        for (at, pixels) in read_ahead(scope, images, decoders(images), PendingImage::pixels) {
+            let image = &images[at];
             match pixels {
                 Ok(pixels) => batches.add(image, pixels, index, on_progress)?,
                 Err(kind) => {
@@ -317,32 +314,13 @@ struct WantedLatents<'a> {
     is_mirrored: bool,
 }
 
-type DecodedImage<'a> = (&'a PendingImage, std::result::Result<Vec<Pixels>, ProblemKind>);
-
-/// Images as they become ready. The threads end when nobody receives any more.
-fn decode_ahead<'scope, 'a: 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    images: &'a [PendingImage],
-) -> Receiver<DecodedImage<'a>> {
+/// How far decoding runs ahead of the autoencoder.
+fn decoders(images: &[PendingImage]) -> ReadAhead {
     let largest = images.iter().map(|image| 3 * image.size.pixels()).max().unwrap_or(1);
     // Half of them are being made, half of them wait.
     let n_held = DECODED_BYTES / largest.max(1) / 2;
-    let (sender, receiver) = sync_channel(AHEAD.min(n_held));
-    let waiting = Arc::new(Mutex::new(images.iter()));
-    let n = available_parallelism().map_or(1, usize::from).min(MOST_DECODERS).min(images.len());
-    let n = n.min(n_held).max(1);
-    for _ in 0..n {
-        let (sender, waiting) = (sender.clone(), Arc::clone(&waiting));
-        scope.spawn(move || {
-            let next = || waiting.lock().ok()?.next();
-            while let Some(image) = next() {
-                if sender.send((image, image.pixels())).is_err() {
-                    break;
-                }
-            }
-        });
-    }
-    receiver
+    let ReadAhead { threads, waiting } = DECODERS;
+    ReadAhead { threads: threads.min(n_held), waiting: waiting.min(n_held) }
 }
 
 /// The latents of images or clips [3, frames, height, width]; one by one where they are tiled.

@@ -16,7 +16,7 @@ use super::problem::{Problem, ProblemKind};
 use super::walk::{ImageCandidate, walk};
 use super::{header, listing, text};
 use crate::error::{Result, TrainerError};
-use crate::read_ahead::read_ahead;
+use crate::read_ahead::{ReadAhead, read_ahead};
 
 /// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
@@ -112,7 +112,7 @@ pub fn scan(
 }
 
 /// Programs that look at videos at once. Chosen: each takes some 50 ms, most of which is its start.
-const MOST_PROGRAMS: usize = 16;
+const MOST_PROGRAMS: ReadAhead = ReadAhead::by(16);
 
 /// What videos are, all at once: each is looked at by a program of its own.
 fn look_at_videos(

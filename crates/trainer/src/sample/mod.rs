@@ -4,6 +4,7 @@
 pub mod clip;
 pub(crate) mod encoding;
 mod exif;
+mod guided;
 pub mod image_file;
 pub mod reference;
 pub mod text;
@@ -18,6 +19,7 @@ use weights::load::load_f32;
 
 use self::clip::Clip;
 use self::encoding::plan_encoding;
+use self::guided::GuidedDenoiser;
 use self::reference::{ReferenceLatents, encode_references, fit_references, prompt_image};
 use crate::cost::{
     StageMemory, UNLIMITED, check_cancelled, first_fitting, nearest_fitting, too_large,
@@ -26,14 +28,13 @@ use crate::data::{Bucket, ReferenceSize, to_chw};
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::condition::{Condition, Conditions};
-use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
+use crate::model::diffusion::condition::Condition;
+use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::scheduler;
 use crate::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::to_vec;
-use crate::model::recompute::Recompute;
 use crate::model::vae::{LatentView, Tiling, decode_tiled};
 use crate::pixels::Pixels;
 
@@ -466,72 +467,6 @@ fn check_frames(pipeline: &Pipeline, frames: usize) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The denoiser with guidance.
-struct GuidedDenoiser<'a> {
-    job: &'a SampleJob<'a>,
-    device: &'a Device,
-    model: &'a Denoiser,
-    params: &'a Params,
-    is_cfg_batched: bool,
-}
-
-impl GuidedDenoiser<'_> {
-    /// The guided velocity of the latents at a sigma.
-    fn velocity(
-        &self,
-        latents: &[f32],
-        sigma: f32,
-        SampleCondition { prompt, negative, references }: &SampleCondition,
-    ) -> Result<Vec<f32>> {
-        let SampleJob { pipeline, request, .. } = self.job;
-        let guidance = pipeline.family().guidance;
-        let predict = |prompts: &[&Condition]| self.predict(latents, sigma, prompts, references);
-        let Some(scale) = guidance.cfg_scale(request.guidance) else {
-            return predict(&[prompt]);
-        };
-        let patch = pipeline.transformer.config.latent_spec().patch_size;
-        let shape = self.job.latent_shape();
-        if self.is_cfg_batched {
-            let both = predict(&[negative, prompt])?;
-            let (without, with) = both.split_at(latents.len());
-            return Ok(guidance.apply([without, with], scale, shape, patch));
-        }
-        let without = predict(&[negative])?;
-        let with = predict(&[prompt])?;
-        Ok(guidance.apply([&without, &with], scale, shape, patch))
-    }
-
-    /// The same latents' velocity for each prompt.
-    fn predict(
-        &self,
-        latents: &[f32],
-        sigma: f32,
-        prompts: &[&Condition],
-        references: &[ReferenceLatents],
-    ) -> Result<Vec<f32>> {
-        let SampleJob { pipeline, request, .. } = self.job;
-        let (dtype, samples) = (request.precision.dtype, prompts.len());
-        let tape = Tape::inference(self.device, self.params, 0);
-        let shape = self.job.latent_shape().batch(samples);
-        let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
-        let upload = |ReferenceLatents { values, shape }: &ReferenceLatents| {
-            self.device.upload_as(shape.batch(samples), &values.repeat(samples), dtype)
-        };
-        let references = references.iter().map(upload).collect::<compute::Result<Vec<_>>>()?;
-        let embedded = pipeline.family().guidance.embedded(request.guidance.guidance, samples);
-        let input = DenoiserInput {
-            latents: &latents,
-            references: &references,
-            timesteps: &vec![pipeline.schedule.timestep(sigma); samples],
-            condition: &Conditions::upload(self.device, prompts, dtype)?,
-            guidance: embedded.as_deref(),
-            time_dtype: dtype,
-        };
-        let predicted = self.model.predict(&tape, input, Recompute::None)?;
-        Ok(to_vec(predicted.latents(&tape)?.tensor())?)
-    }
 }
 
 /// The `index`-th of a file's latents.

@@ -15,7 +15,7 @@ use crate::model::adapter::Adapters;
 use crate::model::build::{ModelBuilder, Precision};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
-use crate::read_ahead::read_ahead;
+use crate::read_ahead::{ReadAhead, read_ahead};
 
 /// A vision tower on disk.
 pub struct TowerFiles<'a> {
@@ -38,7 +38,7 @@ pub struct TowerImage<'a> {
 }
 
 /// Threads that read images. Chosen: an image of 1024 x 1024 pixels takes a core 100 ms and a large GPU 5.
-const READERS: usize = 16;
+const READERS: ReadAhead = ReadAhead::by(16);
 
 impl TowerFiles<'_> {
     /// Checks that the files have all of it.
