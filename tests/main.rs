@@ -15,6 +15,7 @@ mod editing;
 mod errors;
 mod flux;
 mod flux_files;
+mod hostile;
 mod kandinsky5;
 mod language;
 mod merge;

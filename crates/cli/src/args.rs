@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, sample, shard,
-    train, verify,
+    bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, render_chat,
+    sample, shard, train, verify,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -32,6 +32,8 @@ pub enum CliCommand {
     Bench(bench::BenchArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
+    #[command(hide = true)]
+    RenderChat(render_chat::RenderChatArgs),
 }
 
 /// The program and the commands that were typed, as far as they are known: `hearth bench step`.

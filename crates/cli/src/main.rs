@@ -21,6 +21,9 @@ use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
+    if let Some(program) = machine::process::own_program() {
+        trainer::text::chat::render_apart(program);
+    }
     // Not locked: what `--json` prints of a run comes from several threads.
     let mut out = anstream::stdout();
     let outcome = args().and_then(|args| run(args, &mut out)).and_then(|outcome| {
@@ -75,5 +78,6 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Bench(arguments) => commands::bench::run(&arguments, out),
         CliCommand::Completions(arguments) => commands::completions::run(&arguments, out),
         CliCommand::Man(arguments) => commands::man::run(&arguments, out),
+        CliCommand::RenderChat(arguments) => commands::render_chat::run(&arguments),
     }
 }

@@ -1,5 +1,7 @@
 //! This process itself: what it took so far, where the system tells.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::key_values::KeyValueLines;
@@ -25,6 +27,38 @@ fn in_status(status: &str, key: &str) -> Result<Bytes, Unknown> {
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
+}
+
+/// This program, to be run once more; the same file, also after an update has put another in its place.
+pub fn own_program() -> Option<PathBuf> {
+    let link = Path::new("/proc/self/exe");
+    if link.exists() { Some(link.into()) } else { std::env::current_exe().ok() }
+}
+
+/// Keeps Ctrl-C in the terminal from a program that is about to be started.
+pub fn apart_from_terminal(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    // CREATE_NEW_PROCESS_GROUP
+    #[cfg(windows)]
+    std::os::windows::process::CommandExt::creation_flags(command, 0x200);
+}
+
+/// Takes rights from this process for good, before it works on what nobody vouches for: it may hold so many bytes
+/// of address space, leaves no core dump, and no program it starts may have more rights. On other systems than
+/// Linux nothing of it is enforced.
+pub fn confine(bytes: u64) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        for (resource, most) in [(Resource::As, bytes), (Resource::Core, 0)] {
+            // Fails only where the limit is lower already.
+            _ = setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
+        }
+        _ = rustix::thread::set_no_new_privs(true);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = bytes;
 }
 
 #[cfg(test)]

@@ -30,6 +30,14 @@ pub enum TrainerError {
     /// A tokenizer could not be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A model's chat template cannot be used.
+    #[error("chat template {problem}: {}", path.display())]
+    ChatTemplate {
+        /// What is wrong with it, or the limit it reached.
+        problem: String,
+        /// The file it stands in.
+        path: PathBuf,
+    },
     /// A file beside the weights could not be read or written.
     #[error("cannot {what} {}", path.display())]
     Io {
@@ -419,6 +427,9 @@ impl TrainerError {
             Self::Weights(error) => error.hint(),
             Self::Job(error) => return error.hint(),
             Self::Tokenizer(error) => error.hint(),
+            Self::ChatTemplate { .. } => {
+                "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
+            }
             Self::Io { .. } => "check that the path exists and may be accessed",
             Self::Config { .. } => "fetch the file again, or correct the value it names",
             Self::Folder { .. } => {

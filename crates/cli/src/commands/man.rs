@@ -9,7 +9,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::args::Cli;
@@ -35,8 +35,7 @@ pub fn run(arguments: &ManArgs, out: &mut dyn Write) -> Result<CommandOutcome, F
         Man::new(program).render(out)?;
         return Ok(CommandOutcome::Done);
     };
-    let verbs: Vec<_> =
-        program.get_subcommands().filter(|verb| verb.get_name() != "help").cloned().collect();
+    let verbs: Vec<_> = program.get_subcommands().filter(|verb| is_shown(verb)).cloned().collect();
     for (name, command) in std::iter::once(("hearth".to_owned(), program))
         .chain(verbs.into_iter().map(|verb| (format!("hearth-{}", verb.get_name()), verb)))
     {
@@ -48,4 +47,9 @@ pub fn run(arguments: &ManArgs, out: &mut dyn Write) -> Result<CommandOutcome, F
         writeln!(out, "{}", path.display())?;
     }
     Ok(CommandOutcome::Done)
+}
+
+/// `help` is a page of every other, and what is hidden is not for people.
+fn is_shown(verb: &Command) -> bool {
+    verb.get_name() != "help" && !verb.is_hide_set()
 }

@@ -15,6 +15,7 @@ mod named_value;
 pub mod output;
 mod parts;
 pub mod plan;
+pub mod render_chat;
 pub mod sample;
 pub mod shard;
 pub mod train;

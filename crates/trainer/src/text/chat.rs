@@ -1,29 +1,26 @@
-//! Applies a model's chat template to conversations, and finds the assistant's answers in the text.
+//! A model's chat template: how its conversations are written, and which parts of the text are answers.
 //!
-//! Templates are Jinja as in transformers, with methods of Python's strings. There is no clock: a template
-//! that asks for the date uses its fallback, so that the same files always give the same tokens.
-//! Deliberately absent: tools and documents, and content in parts.
+//! A template is a program that somebody else wrote. `jinja` runs it; `process` runs it in a process of its own, which
+//! may take its memory, its stack and its time without harm to the run.
+
+mod jinja;
+mod process;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
 
+use self::jinja::JinjaTemplate;
+use self::process::TemplateProcess;
+pub use self::process::{RequestClock, render_apart, serve};
 use crate::error::{Result, TrainerError};
 
 /// `ChatML`, for models without a chat template.
 const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-/// Chosen: a hundred times what a long conversation takes. A template is untrusted code.
-const MOST_INSTRUCTIONS: u64 = 2_000_000;
-
-const NAME: &str = "chat";
-
-/// A placeholder answer: a private-use character.
-const OTHER: &str = "\u{f8ff}";
 
 /// One part of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +32,7 @@ pub struct Message {
 }
 
 /// A conversation as a text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversation {
     /// All of it.
     pub text: String,
@@ -45,204 +42,67 @@ pub struct Conversation {
 
 /// How a model's conversations are written.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    /// As `eos_token`.
-    tokens: BTreeMap<String, String>,
+    path: PathBuf,
+    runner: TemplateRunner,
+}
+
+enum TemplateRunner {
+    /// Ours, or without a program to run it apart; or why it is not Jinja.
+    Here(std::result::Result<Box<JinjaTemplate>, String>),
+    /// In a process of its own.
+    Apart(TemplateProcess),
 }
 
 impl ChatTemplate {
-    /// Of Jinja, with the special tokens that it may name; `ChatML` without.
-    pub(super) fn new(source: Option<&str>, tokens: BTreeMap<String, String>) -> Result<Self> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(MOST_INSTRUCTIONS));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> std::result::Result<Value, Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        let source = without_generation(source.unwrap_or(CHAT_ML));
-        environment.add_template_owned(NAME, source).map_err(|error| TrainerError::Request {
-            problem: format!("chat template cannot be used: {}", said(&error)),
-            hint: "download tokenizer_config.json again, or remove its chat_template to use ChatML",
-        })?;
-        Ok(Self { environment, tokens })
+    /// `ChatML`, with the special tokens that a template may name.
+    pub(super) fn chat_ml(tokens: BTreeMap<String, String>) -> Self {
+        let template = JinjaTemplate::new(CHAT_ML, tokens).map(Box::new);
+        Self { path: PathBuf::new(), runner: TemplateRunner::Here(template) }
+    }
+
+    /// Of Jinja that came with a model, from this file. Runs apart if [`render_apart`] was told how; not before it is
+    /// needed.
+    pub(super) fn of_model(source: &str, tokens: BTreeMap<String, String>, path: &Path) -> Self {
+        let runner = match process::program() {
+            Some(program) => {
+                TemplateRunner::Apart(TemplateProcess::new(program, source.into(), tokens))
+            }
+            None => TemplateRunner::Here(JinjaTemplate::new(source, tokens).map(Box::new)),
+        };
+        Self { path: path.into(), runner }
     }
 
     /// The text of a conversation; with `asks`, up to where the model's next answer begins. What
     /// went wrong is what the template says.
     pub fn render(&self, messages: &[Message], asks: bool) -> std::result::Result<String, String> {
-        let mut context: BTreeMap<&str, Value> =
-            self.tokens.iter().map(|(name, token)| (name.as_str(), token.into())).collect();
-        context.insert("messages", Value::from_serialize(messages));
-        context.insert("add_generation_prompt", asks.into());
-        // What transformers hands over where there are none.
-        context.insert("tools", Value::from(()));
-        context.insert("documents", Value::from(()));
-        let rendered =
-            self.environment.get_template(NAME).and_then(|template| template.render(context));
-        rendered.map_err(|error| said(&error))
+        match &self.runner {
+            TemplateRunner::Here(template) => template.as_ref()?.render(messages, asks),
+            TemplateRunner::Apart(process) => process.render(messages, asks),
+        }
     }
 
-    /// The text of a conversation and the answers in it: what the template adds to all before an
-    /// answer and the prompt for one.
+    /// The text of a conversation and the answers in it.
     pub fn conversation(&self, messages: &[Message]) -> std::result::Result<Conversation, String> {
-        let text = self.render(messages, false)?;
-        let mut answers = Vec::new();
-        for (at, message) in messages.iter().enumerate().filter(|(_, message)| message.is_answer())
-        {
-            let start = self.start(messages, at, &text)?;
-            let with = self.render(&messages[..=at], false)?;
-            let answer = start..shared(&with, &text).max(start);
-            // Some templates change earlier answers, e.g. drop their reasoning: those are context, not targets.
-            let is_whole = with == text || text[answer.clone()].contains(message.content.trim());
-            if is_whole && !answer.is_empty() {
-                answers.push(answer);
-            }
+        match &self.runner {
+            TemplateRunner::Here(template) => template.as_ref()?.conversation(messages),
+            TemplateRunner::Apart(process) => process.conversation(messages),
         }
-        if answers.is_empty() {
-            return Err("the chat template gives no answer of the assistant".into());
-        }
-        Ok(Conversation { text, answers })
     }
 
-    /// Where an answer begins: behind the prompt for it, or, where the template writes more there
-    /// than it keeps, where the text would differ if the answer were another.
-    fn start(
-        &self,
-        messages: &[Message],
-        at: usize,
-        text: &str,
-    ) -> std::result::Result<usize, String> {
-        let before = self.render(&messages[..at], true)?;
-        if text.starts_with(&before) {
-            return Ok(before.len());
-        }
-        let mut other = messages.to_vec();
-        other[at].content = OTHER.into();
-        Ok(shared(&self.render(&other, false)?, text))
+    /// An error if it turned out that the template cannot be used for any conversation: it is not Jinja, or it
+    /// reached a limit, after which it is not run again.
+    pub fn check(&self) -> Result<()> {
+        let problem = match &self.runner {
+            TemplateRunner::Here(template) => template.as_ref().err().cloned(),
+            TemplateRunner::Apart(process) => process.given_up(),
+        };
+        let path = self.path.clone();
+        problem.map_or(Ok(()), |problem| Err(TrainerError::ChatTemplate { problem, path }))
     }
 }
 
 impl Message {
     fn is_answer(&self) -> bool {
         self.role == "assistant"
-    }
-}
-
-/// How many bytes two texts have in common at their start; whole letters.
-fn shared(a: &str, b: &str) -> usize {
-    let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
-    same.map(|(letter, _)| letter.len_utf8()).sum()
-}
-
-/// Replaces the `generation` tag, by which some templates mark answers for transformers, by a plain block.
-fn without_generation(source: &str) -> String {
-    let mut rest = source;
-    let mut out = String::with_capacity(source.len());
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        out.push_str(before);
-        let word = tag.trim_matches(|c: char| "{%}-+".contains(c) || c.is_whitespace());
-        out.push_str(&match word {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
-            _ => tag.into(),
-        });
-        rest = after;
-    }
-    out + rest
-}
-
-/// Jinja's message with the line, without the kind of error.
-fn said(error: &Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), Into::into);
-    error
-        .line()
-        .map_or_else(|| what.clone(), |line| format!("{what} (line {line} of the template)"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn template(source: &str) -> Result<ChatTemplate> {
-        ChatTemplate::new(Some(source), BTreeMap::from([("eos_token".into(), "</s>".into())]))
-    }
-
-    fn chat(contents: &[&str]) -> Vec<Message> {
-        let roles = ["user", "assistant"].into_iter().cycle();
-        let message = |(role, content): (&str, &&str)| Message {
-            role: role.into(),
-            content: (*content).into(),
-        };
-        roles.zip(contents).map(message).collect()
-    }
-
-    /// The answers that are learnt.
-    fn answers(source: &str, contents: &[&str]) -> std::result::Result<Vec<String>, String> {
-        let Conversation { text, answers } =
-            template(source).unwrap().conversation(&chat(contents))?;
-        Ok(answers.into_iter().map(|range| text[range].to_owned()).collect())
-    }
-
-    const PLAIN: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}\
-        {% if add_generation_prompt %}a:{% endif %}";
-
-    #[test]
-    fn every_answer_is_found_with_its_end() {
-        assert_eq!(answers(PLAIN, &["a", "b", "a", "b"]).unwrap(), ["b</s>", "b</s>"]);
-        assert_eq!(answers(PLAIN, &["a", ""]).unwrap(), ["</s>"]);
-    }
-
-    /// As templates that drop the thoughts of earlier answers do.
-    #[test]
-    fn an_answer_that_is_written_otherwise_later_is_none() {
-        let source = "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}a:-\
-            {% else %}{{ m.role[0] }}:{{ m.content }};{% endif %}{% endfor %}\
-            {% if add_generation_prompt %}a:{% endif %}";
-        assert_eq!(answers(source, &["a", "b", "c", "d"]).unwrap(), ["d;"]);
-    }
-
-    /// As templates do that begin an answer with thoughts, or put the token that ends a text behind
-    /// the last one.
-    #[test]
-    fn answers_are_found_where_the_prompt_for_one_is_not_kept() {
-        let thinks = PLAIN.replace("a:{% endif %}", "a:<think>{% endif %}");
-        assert_eq!(answers(&thinks, &["a", "b", "a", "b"]).unwrap(), ["b</s>", "b</s>"]);
-        let ends = PLAIN.replace("{{ eos_token }}{% endfor %}", ";{% endfor %}")
-            + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}";
-        assert_eq!(answers(&ends, &["a", "b", "a", "c"]).unwrap(), ["b;", "c;</s>"]);
-    }
-
-    #[test]
-    fn what_a_template_refuses_is_said() {
-        let refuses = "{{ raise_exception('no system here') }}";
-        assert_eq!(
-            answers(refuses, &["a", "b"]).unwrap_err(),
-            "no system here (line 1 of the template)"
-        );
-        let mute = "{% for m in messages %}x{% endfor %}";
-        assert!(answers(mute, &["a"]).unwrap_err().contains("no answer"));
-        let endless =
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-        assert!(answers(endless, &["a", "b"]).unwrap_err().contains("fuel"));
-        let broken = template("a\n{% if %}").map(drop).unwrap_err().to_string();
-        assert!(broken.contains("(line 2 of the template)"), "{broken}");
-    }
-
-    /// Of Python, and without a clock.
-    #[test]
-    fn templates_use_methods_of_python() {
-        let source = "{{ messages[0].content.strip().upper() }} {{ messages[0]['content'].split('b')[0] }} \
-            {{ 'date' if strftime_now is defined else 'no date' }}";
-        let text = template(source).unwrap().render(&chat(&[" abc "]), false);
-        assert_eq!(text.unwrap(), "ABC  a no date");
     }
 }

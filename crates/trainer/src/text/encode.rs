@@ -36,13 +36,17 @@ pub(super) struct TokenisedBlock {
 /// Turns blocks into tokens.
 pub(super) struct BlockTokeniser<'a> {
     tokenizer: &'a Tokenizer,
-    /// The chat template, or its error: only conversations need it.
-    template: std::result::Result<ChatTemplate, String>,
+    template: ChatTemplate,
 }
 
 impl<'a> BlockTokeniser<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, template: tokenizer.chat_template().map_err(|error| error.to_string()) }
+        Self { tokenizer, template: tokenizer.chat_template() }
+    }
+
+    /// An error if the chat template cannot be used: what was left out for it is no fault of the texts.
+    pub fn check_template(&self) -> Result<()> {
+        self.template.check()
     }
 
     /// A block's tokens.
@@ -179,9 +183,7 @@ impl<'a> BlockTokeniser<'a> {
                 self.record(self.instructed(instruction, &input, output))
             }
             TextRecord::Conversation(messages) => {
-                let template = self.template.as_ref();
-                let template = template.map_err(|why| TextFault::Refused { why: why.clone() })?;
-                let conversation = template.conversation(&messages);
+                let conversation = self.template.conversation(&messages);
                 let conversation = conversation.map_err(|why| TextFault::Refused { why })?;
                 let marked =
                     self.tokenizer.encode_masked(&conversation.text, &conversation.answers);

@@ -38,6 +38,7 @@ pub(super) fn tokenise(
         for (source, encoded) in encode(&encoder, read_blocks(&mut reader, on_progress)?) {
             growing.add(source, encoded);
         }
+        encoder.check_template()?;
         let is_done = reader.position().source == sources.len();
         if growing.is_full() || is_done {
             let full = std::mem::replace(&mut growing, ShardBuilder::new(tokenizer.vocab_size()));

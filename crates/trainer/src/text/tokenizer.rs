@@ -31,7 +31,7 @@ use weights::write::AtomicFile;
 
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::{GPT_2, pre_tokenizer_name};
-use settings::TokenizerSettings;
+use settings::{TemplateFile, TokenizerSettings};
 
 use super::chat::ChatTemplate;
 use crate::error::{Result, TrainerError};
@@ -153,7 +153,7 @@ impl Tokenizer {
 
     /// How its files say that conversations are written down, in Jinja.
     pub(crate) fn template(&self) -> Option<&str> {
-        self.settings.template.as_deref()
+        self.settings.template.as_ref().map(|template| template.source.as_str())
     }
 
     /// Every id is below this. A model may have more embeddings, never fewer.
@@ -162,8 +162,12 @@ impl Tokenizer {
     }
 
     /// How conversations are written down for the model; `ChatML` where its files do not say.
-    pub fn chat_template(&self) -> Result<ChatTemplate> {
-        ChatTemplate::new(self.settings.template.as_deref(), self.settings.named_tokens())
+    pub fn chat_template(&self) -> ChatTemplate {
+        let tokens = self.settings.named_tokens();
+        match &self.settings.template {
+            Some(TemplateFile { source, path }) => ChatTemplate::of_model(source, tokens, path),
+            None => ChatTemplate::chat_ml(tokens),
+        }
     }
 
     /// Identifies this tokenizer: a checksum of all that its ids depend on.
@@ -171,7 +175,7 @@ impl Tokenizer {
         let mut hasher = Hasher::new();
         field(&mut hasher, &self.json);
         field(&mut hasher, format!("{:?}", (self.bos(), &self.settings.eos)).as_bytes());
-        field(&mut hasher, self.settings.template.as_deref().unwrap_or_default().as_bytes());
+        field(&mut hasher, self.template().unwrap_or_default().as_bytes());
         hasher.finalize().to_hex().to_string()
     }
 

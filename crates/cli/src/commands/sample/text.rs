@@ -173,7 +173,10 @@ fn encode_prompt(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failur
 /// A question, up to where the answer begins.
 fn encode_chat(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
     let question = Message { role: "user".into(), content: prompt.into() };
-    let text = tokenizer.chat_template()?.render(&[question], true).map_err(|said| {
+    let template = tokenizer.chat_template();
+    let rendered = template.render(&[question], true);
+    template.check()?;
+    let text = rendered.map_err(|said| {
         let problem = format!("the chat template refuses the prompt: {said}");
         TrainerError::Request { problem, hint: "leave out --chat" }
     })?;

@@ -21,7 +21,7 @@ use tokenizers::{
 use weights::Catalog;
 use weights::gguf::{GgufArray, read_arrays};
 
-use super::settings::TokenizerSettings;
+use super::settings::{TemplateFile, TokenizerSettings};
 use crate::error::Result;
 use crate::model::encoder::tokenizer::TokenizerError;
 
@@ -257,7 +257,9 @@ impl<'a> GgufVocab<'a> {
         for role in ["eos", "eot", "eom"] {
             ends.extend(self.named(role)?.filter(|end| !ends.contains(end)));
         }
-        let template = self.metadata.get("tokenizer.chat_template").cloned();
+        let template = self.metadata.get("tokenizer.chat_template");
+        let template =
+            template.map(|source| TemplateFile { source: source.clone(), path: self.path.into() });
         Ok(TokenizerSettings::new(self.start(begins)?, ends, template))
     }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -18,6 +18,12 @@ use crate::model::encoder::tokenizer::TokenizerError;
 /// A file of settings, read.
 type JsonFields = Map<String, Value>;
 
+/// A chat template, and the file it stands in.
+pub(super) struct TemplateFile {
+    pub source: String,
+    pub path: PathBuf,
+}
+
 /// What a tokenizer's tokens are for.
 pub(super) struct TokenizerSettings {
     /// What every text begins with.
@@ -25,7 +31,7 @@ pub(super) struct TokenizerSettings {
     /// What a model stops at; the first one ends texts.
     pub eos: Vec<u32>,
     /// How conversations are written, in Jinja.
-    pub template: Option<String>,
+    pub template: Option<TemplateFile>,
     /// `tokenizer_config.json`, as found.
     fields: JsonFields,
 }
@@ -35,7 +41,7 @@ impl TokenizerSettings {
     pub fn new(
         start: Option<(u32, String)>,
         ends: Vec<(u32, String)>,
-        template: Option<String>,
+        template: Option<TemplateFile>,
     ) -> Self {
         let mut fields = JsonFields::new();
         fields.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
@@ -85,7 +91,7 @@ impl TokenizerSettings {
     pub fn config(&self) -> Value {
         let mut fields = self.fields.clone();
         if let Some(template) = &self.template {
-            fields.insert("chat_template".into(), template.clone().into());
+            fields.insert("chat_template".into(), template.source.clone().into());
         }
         Value::Object(fields)
     }
@@ -127,10 +133,10 @@ fn put_before(file: &Path, json: &[u8]) -> Result<Option<String>, TokenizerError
 }
 
 /// Settings may have several by name; the one that conversations without tools use is `default`.
-fn template(folder: &Path, fields: &JsonFields) -> Result<Option<String>, TokenizerError> {
+fn template(folder: &Path, fields: &JsonFields) -> Result<Option<TemplateFile>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
     match fs::read_to_string(&path) {
-        Ok(text) => return Ok(Some(text)),
+        Ok(source) => return Ok(Some(TemplateFile { source, path })),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(TokenizerError::io(&path, error)),
     }
@@ -141,7 +147,8 @@ fn template(folder: &Path, fields: &JsonFields) -> Result<Option<String>, Tokeni
             .and_then(|entry| entry["template"].as_str()),
         other => other.and_then(Value::as_str),
     };
-    Ok(found.map(Into::into))
+    let path = folder.join(CONFIG);
+    Ok(found.map(|source| TemplateFile { source: source.into(), path }))
 }
 
 /// None where there is no such file.
