@@ -78,8 +78,12 @@ impl<T: Task> DryRun<'_, T> {
             PlannedPhase { name, peak_bytes }
         };
         let mut phases = vec![phase(Phase::Load)];
+        let largest = self.largest_size().map(|(size, _)| size);
         for (size, shown) in &self.dataset.train {
             self.epoch(&device, &mut session, *size, *shown)?;
+            if Some(*size) == largest {
+                self.shorter_prompts(&mut session, *size, *shown)?;
+            }
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(Phase::train(*size)));
         }
@@ -276,6 +280,21 @@ impl<T: Task> DryRun<'_, T> {
             works.push((times, work_of(device, once)?));
         }
         Ok(works)
+    }
+
+    /// A full micro-batch of a size with each of several lengths of prompts.
+    fn shorter_prompts(
+        &self,
+        session: &mut Session<'_, T>,
+        size: T::Size,
+        shown: usize,
+    ) -> Result<()> {
+        let BatchSettings { micro_batch, recompute } = BatchSettings::from_config(self.config);
+        let n = micro_batch.min(self.config.train.batch_size).min(shown);
+        for micro_batch in self.task.shorter_micro_batches(size, n)? {
+            session.dry_run_step(dummy_step(&micro_batch, recompute))?;
+        }
+        Ok(())
     }
 
     /// Forward and backward of `n` samples.

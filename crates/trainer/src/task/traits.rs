@@ -108,6 +108,10 @@ pub trait Task: Copy {
     /// A micro-batch of `n` samples of zeros, made as a run makes one.
     fn dummy_micro_batch(&self, size: Self::Size, n: usize) -> Result<Self::MicroBatch>;
 
+    /// The same with shorter prompts, where a model sees no padding: smaller blocks leave other gaps in memory, and may
+    /// need more of it.
+    fn shorter_micro_batches(&self, size: Self::Size, n: usize) -> Result<Vec<Self::MicroBatch>>;
+
     /// What comes before training, on the device: the fastest way within `limit` bytes, else the one that takes
     /// the least.
     fn preparation(

@@ -39,6 +39,20 @@ impl Condition {
     pub fn n_values(&self) -> usize {
         self.0.iter().map(|named| named.values.len()).sum()
     }
+
+    /// With a share of the tokens, one at least.
+    #[must_use]
+    pub fn shortened(&self, share: f64) -> Self {
+        let shortened = |named: &NamedTensor| {
+            if named.name != TOKENS {
+                return named.clone();
+            }
+            let (rows, inner) = (named.sizes[0] as f64 * share, &named.sizes[1..]);
+            let n = (rows as usize).max(1) * inner.iter().product::<usize>();
+            NamedTensor::new(TOKENS, inner, named.values[..n].to_vec())
+        };
+        Self(self.0.iter().map(shortened).collect())
+    }
 }
 
 /// The conditions of a batch, on the device.

@@ -56,6 +56,9 @@ use crate::sample::reference::fit_references;
 use crate::task::prefetch::PREFETCH_BATCHES;
 use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
 
+/// Shares of the longest prompt that a plan looks at. Chosen: a step's memory changes little between two of them.
+const SHORTER_PROMPTS: [f64; 8] = [0.875, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125];
+
 /// A diffusion model and its dataset.
 #[derive(Clone, Copy)]
 pub struct DiffusionTask<'a> {
@@ -147,20 +150,17 @@ impl Task for DiffusionTask<'_> {
     }
 
     fn dummy_micro_batch(&self, size: SampleSize, n: usize) -> Result<ImageMicroBatch> {
-        let noise = self.noise_sampler();
-        let latents = |Bucket { width, height }, frames| {
-            let shape = self.pipeline.latent_shape([width, height], frames);
-            let zeros = || vec![0.0; shape.count()];
-            Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape })
-        };
         let prompt = self.pipeline.encoders.zero_condition(&size.encoder_images())?;
-        let sample = EncodedSample {
-            latents: latents(size.bucket, size.frames),
-            references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
-            prompt: Arc::new(prompt),
-            draw: 0,
-        };
-        Ok(ImageMicroBatch { samples: (0..n).map(|_| noise.draw(&sample)).collect() })
+        Ok(self.dummy_with_prompt(size, n, prompt))
+    }
+
+    fn shorter_micro_batches(&self, size: SampleSize, n: usize) -> Result<Vec<ImageMicroBatch>> {
+        if self.pipeline.encoders.pads() {
+            return Ok(Vec::new());
+        }
+        let prompt = self.pipeline.encoders.zero_condition(&size.encoder_images())?;
+        let shorter = SHORTER_PROMPTS.map(|share| prompt.shortened(share));
+        Ok(shorter.map(|prompt| self.dummy_with_prompt(size, n, prompt)).into())
     }
 
     fn preparation(
@@ -280,6 +280,23 @@ impl Task for DiffusionTask<'_> {
 }
 
 impl DiffusionTask<'_> {
+    /// `n` samples of zeros with this prompt.
+    pub(crate) fn dummy_with_prompt(&self, size: SampleSize, n: usize, prompt: Condition) -> ImageMicroBatch {
+        let noise = self.noise_sampler();
+        let latents = |Bucket { width, height }, frames| {
+            let shape = self.pipeline.latent_shape([width, height], frames);
+            let zeros = || vec![0.0; shape.count()];
+            Arc::new(CachedLatents { mean: zeros(), std: zeros(), shape })
+        };
+        let sample = EncodedSample {
+            latents: latents(size.bucket, size.frames),
+            references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
+            prompt: Arc::new(prompt),
+            draw: 0,
+        };
+        ImageMicroBatch { samples: (0..n).map(|_| noise.draw(&sample)).collect() }
+    }
+
     /// Sizes of the references of sample images, the largest of them: those that the job names, else those of the data.
     fn sample_references(
         &self,

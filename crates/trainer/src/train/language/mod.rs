@@ -182,6 +182,11 @@ impl Task for LanguageTask<'_> {
         Ok(TextMicroBatch { sizes: [n, length], ids, targets, first_keys })
     }
 
+    /// None: a sequence has no prompt.
+    fn shorter_micro_batches(&self, _: SequenceLength, _: usize) -> Result<Vec<TextMicroBatch>> {
+        Ok(Vec::new())
+    }
+
     /// Nothing: texts are tokenised on the host.
     fn preparation(
         &self,
