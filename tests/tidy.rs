@@ -273,6 +273,29 @@ fn used_modules<'a>(code: &'a str, of: &str) -> Vec<&'a str> {
     modules
 }
 
+/// What writes a file under its final name before it is complete, and through a link.
+const PLAIN_WRITES: &[&str] = &["fs::write", "fs::copy", "File::create"];
+
+/// Files are written by `weights::write`, whole or not at all; a new one by `File::create_new`, which follows no link.
+fn plain_writes(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    let is_test = |path: &str| path.ends_with("tests.rs") || path.contains("/tests/");
+    let shipped = tree.sources().filter(|(path, _)| path.contains("/src/") && !is_test(path));
+    for (path, text) in shipped {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (at, line) in code.lines().enumerate() {
+            let calls = |name: &&&str| {
+                let starts = |at: usize| !line[..at].ends_with(char::is_alphanumeric);
+                line.match_indices(&format!("{name}(")).any(|(at, _)| starts(at))
+            };
+            broken.extend(PLAIN_WRITES.iter().filter(calls).map(|name| {
+                format!("{path}:{}: {name} writes in place, use weights::write", at + 1)
+            }));
+        }
+    }
+    broken
+}
+
 /// Systems differ in the three crates at the bottom; nothing above them may care.
 fn target_conditionals(tree: &Tree) -> Vec<String> {
     let below = ["crates/machine/", "crates/compute/", "crates/weights/", "tests/"];
@@ -491,6 +514,22 @@ fn crates_use_each_other_one_way() {
         ("crates/sixth/Cargo.toml", "[package]\nname = \"sixth\"\n"),
     ];
     found(arrows, &crates, &["machine must not use trainer", "crate sixth has no place"]);
+}
+
+#[test]
+fn files_are_written_whole_or_not_at_all() {
+    kept(plain_writes);
+    let page = "crates/cli/src/page.rs";
+    let code = "std::fs::write(path, text);\nlet file = File::create(path)?;\nfs::copy(a, b);\n";
+    let what = ["page.rs:1: fs::write", "page.rs:2: File::create", "page.rs:3: fs::copy"];
+    found(
+        plain_writes,
+        &[(page, code), ("tests/page.rs", code), ("crates/cli/src/tests.rs", code)],
+        &what,
+    );
+    let allowed =
+        "AtomicFile::create(path)?;\nFile::create_new(path)?;\n#[cfg(test)]\nfs::write(a, b);\n";
+    found(plain_writes, &[(page, allowed)], &[]);
 }
 
 #[test]

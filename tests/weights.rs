@@ -272,3 +272,17 @@ fn bench_load_measures_every_reader() {
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file was not removed");
 }
+
+#[test]
+fn a_benchmark_leaves_what_lies_beside_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.safetensors");
+    std::fs::copy(golden("python.safetensors"), &model).unwrap();
+    for method in ["raw-write", "hearth-write"] {
+        let beside = model.with_extension(method);
+        std::fs::write(&beside, "mine").unwrap();
+        printed(&["bench", "load", "--device", "cpu", "--file", text(&model), "--only", method]);
+        assert_eq!(std::fs::read_to_string(&beside).unwrap(), "mine", "{method}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+}

@@ -1,6 +1,7 @@
 //! Why a job could not be done: one variant per cause, with the two values that disagree.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -175,6 +176,12 @@ pub enum TrainerError {
     #[error("there is a run already in {}", path.display())]
     FolderTaken {
         /// The folder.
+        path: PathBuf,
+    },
+    /// A run's folder that was moved or removed while the run writes into it.
+    #[error("the folder of the run is not there any more: {}", path.display())]
+    FolderGone {
+        /// Where it was.
         path: PathBuf,
     },
     /// A file or a folder where a run writes, and that hearth did not write.
@@ -419,6 +426,16 @@ impl TrainerError {
         )
     }
 
+    /// Whether a file could not be read or written, as on a full disk.
+    pub fn is_of_files(&self) -> bool {
+        matches!(self, Self::Io { .. } | Self::Weights(WeightsError::Io { .. }))
+    }
+
+    /// Itself and what the system said of it, in one line.
+    pub fn with_cause(&self) -> String {
+        self.source().map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
+    }
+
     /// The remedy.
     pub fn hint(&self) -> Cow<'static, str> {
         let fixed = match self {
@@ -429,6 +446,9 @@ impl TrainerError {
             Self::Tokenizer(error) => error.hint(),
             Self::ChatTemplate { .. } => {
                 "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
+            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
+                "remove what is there, or give another path"
             }
             Self::Io { .. } => "check that the path exists and may be accessed",
             Self::Config { .. } => "fetch the file again, or correct the value it names",
@@ -457,6 +477,9 @@ impl TrainerError {
             }
             Self::FolderBusy { .. } => "wait for it, or choose another --out",
             Self::FolderTaken { .. } => "continue it with --resume, or choose another --out",
+            Self::FolderGone { .. } => {
+                "move it back, or give --out its new place, and continue with --resume from its last checkpoint"
+            }
             Self::ForeignFile { .. } => "choose another --out, or move it away first",
             Self::NoRun { .. } => "start one without --resume, or give --out the folder of a run",
             Self::NoCheckpoint { was_saved: false, .. } => {

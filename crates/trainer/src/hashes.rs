@@ -2,15 +2,14 @@
 //! stamp (length, time, inode), and computed again if that differs.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weights::BytesDoneFn;
 use weights::checksum::{FileStamp, Hash, Hasher, checksum};
-use weights::write::AtomicFile;
+use weights::plain_file::read_plain;
+use weights::write::write_whole;
 
 use crate::error::Result;
 
@@ -34,7 +33,7 @@ struct KnownHash {
 impl HashCache {
     /// Those remembered in a file; none if there is no such file, or not one that can be read.
     pub fn open(path: PathBuf) -> Self {
-        let read = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let read = read_plain(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
         Self { path, known: read.unwrap_or_default(), is_changed: false }
     }
 
@@ -74,10 +73,7 @@ impl HashCache {
         self.known.retain(|path, _| Path::new(path).exists());
         let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
         // Only a cache: no reason to fail.
-        _ = AtomicFile::create(&self.path).and_then(|mut file| {
-            _ = file.write_all(&text);
-            file.commit()
-        });
+        _ = write_whole(&self.path, &text);
     }
 }
 
@@ -89,6 +85,7 @@ pub(crate) fn field(hasher: &mut Hasher, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::SystemTime;
 
     use super::*;

@@ -6,10 +6,12 @@
 //!   elementwise-5f0c…e1    a binary as the compiler gave it
 //! ```
 
+use std::fs;
 use std::path::PathBuf;
-use std::{fs, process};
 
 use compute::KernelCache;
+use weights::plain_file::read_plain;
+use weights::write::write_whole;
 
 /// The user's cache, unless the system has no cache folder.
 pub fn cache() -> Option<Box<dyn KernelCache>> {
@@ -20,18 +22,13 @@ struct KernelFolder(PathBuf);
 
 impl KernelCache for KernelFolder {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
-        fs::read(self.0.join(name)).ok()
+        read_plain(&self.0.join(name)).ok()
     }
 
     fn store(&self, name: &str, kernels: &[u8]) {
-        // Under a name of its own first: another program may read while this one writes.
-        let unfinished = self.0.join(format!("{name}.{}", process::id()));
-        let stored = fs::create_dir_all(&self.0)
-            .and_then(|()| fs::write(&unfinished, kernels))
-            .and_then(|()| fs::rename(&unfinished, self.0.join(name)));
-        if stored.is_err() {
-            let _ = fs::remove_file(&unfinished);
-        }
+        // Only a cache: no reason to fail.
+        _ = fs::create_dir_all(&self.0);
+        _ = write_whole(&self.0.join(name), kernels);
     }
 }
 

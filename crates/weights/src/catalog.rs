@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
+use crate::plain_file::read_plain;
 use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
 use crate::{gguf, safetensors, torch};
 
@@ -135,7 +136,7 @@ impl Catalog {
 
     fn open_index(opened: &Path, index: &Path) -> Result<Self> {
         let wrong = |problem: String| WeightsError::Index { problem, path: index.into() };
-        let text = fs::read(index).map_err(|source| WeightsError::io("read", index, source))?;
+        let text = read_plain(index).map_err(|source| WeightsError::io("read", index, source))?;
         let parsed: ShardIndex =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         let folder = index.parent().unwrap_or(Path::new(""));

@@ -15,6 +15,7 @@ pub mod gguf;
 pub mod load;
 pub mod mmap;
 pub mod pickle;
+pub mod plain_file;
 pub mod safetensors;
 pub mod survey;
 pub mod tensor;

@@ -1,7 +1,7 @@
 //! Model files onto the disk: streamed, synced, and under their final name only when whole.
 //!
 //! ```text
-//! folder/.model.safetensors.4711.partial    while it is written, locked by the writer
+//! folder/.model.safetensors.4711.partial    a random number; while it is written, locked by the writer
 //! folder/model.safetensors                  after sync and rename; the folder is synced too
 //! ```
 //!
@@ -10,7 +10,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::catalog::INDEX_SUFFIX;
 use crate::checksum::Hash;
 use crate::disk::direct_writer::DirectWriter;
 use crate::error::{Result, WeightsError};
+use crate::plain_file::{open_own, open_plain};
 use crate::safetensors::{self, OutputTensor};
 
 /// A file that appears under its name only when [`AtomicFile::commit`] is called.
@@ -42,14 +44,7 @@ impl AtomicFile {
             return Err(io(io::ErrorKind::IsADirectory.into()));
         }
         remove_stale(path, name);
-        let staging = path.with_file_name(format!(
-            ".{}.{}.partial",
-            name.to_string_lossy(),
-            std::process::id()
-        ));
-        let file = OpenOptions::new().write(true).create_new(true).open(&staging).map_err(io)?;
-        // A file system without locks only loses the clean-up after a kill.
-        _ = file.try_lock();
+        let (staging, file) = begin_staging(path).map_err(io)?;
         let stream = DirectWriter::begin(&staging, file.try_clone().map_err(io)?);
         Ok(Self {
             file,
@@ -68,9 +63,13 @@ impl AtomicFile {
         self
     }
 
-    /// Makes what was written permanent: data first, then the name, then the folder.
+    /// Makes what was written permanent: data first, then the name, then the folder. A file that is replaced hands its
+    /// mode on.
     pub fn commit(mut self) -> Result<Option<Hash>> {
         let io = |source| WeightsError::io("write", &self.path, source);
+        let before = self.path.symlink_metadata().ok().filter(Metadata::is_file);
+        // What was just made may have its mode changed by its owner; where not, the usual one stays.
+        _ = before.map(|before| self.file.set_permissions(before.permissions()));
         self.writer.finish().and_then(|()| self.file.sync_all()).map_err(io)?;
         fs::rename(&self.staging, &self.path).map_err(io)?;
         self.committed = true;
@@ -101,6 +100,55 @@ impl Drop for AtomicFile {
     }
 }
 
+/// A name beside `path` for what is not complete yet: random, since processes on two machines that share a disk, or in
+/// two containers, may have the same number.
+pub fn staging_path(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Short: a file's name may be as long as a file system allows, but for a few characters.
+    let number = RandomState::new().build_hasher().finish() >> 32;
+    path.with_file_name(format!(".{name}.{number}.partial"))
+}
+
+/// A new file under such a name, locked.
+fn begin_staging(path: &Path) -> io::Result<(PathBuf, File)> {
+    /// Chosen: more than there are programs that would take the same name by chance.
+    const ATTEMPTS: usize = 9;
+    for _ in 0..ATTEMPTS {
+        let staging = staging_path(path);
+        let mut options = OpenOptions::new();
+        let file = match options.write(true).create_new(true).open(&staging) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            opened => opened?,
+        };
+        // Who took it for abandoned before it was locked holds the lock until it is removed. A file system without
+        // locks only loses the clean-up after a kill.
+        _ = file.lock();
+        let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+        if !staging.symlink_metadata().is_err_and(is_gone) {
+            return Ok((staging, file));
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Writes a file of these bytes.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes).map_err(|source| WeightsError::io("write", path, source))?;
+    file.commit()?;
+    Ok(())
+}
+
+/// Copies a file.
+pub fn copy_whole(from: &Path, to: &Path) -> Result<()> {
+    let io = |source| WeightsError::io("copy", from, source);
+    let mut source = open_plain(from).map_err(io)?;
+    let mut file = AtomicFile::create(to)?;
+    io::copy(&mut source, &mut file).map_err(io)?;
+    file.commit()?;
+    Ok(())
+}
+
 fn remove_stale(path: &Path, name: &OsStr) {
     let start = format!(".{}.", name.to_string_lossy());
     remove_abandoned(parent(path), |found, _| found.starts_with(&start));
@@ -123,16 +171,46 @@ fn remove_abandoned(folder: &Path, is_meant: impl Fn(&str, Duration) -> bool) {
             && pid.is_some_and(|(_, pid)| pid.bytes().all(|byte| byte.is_ascii_digit()));
         let modified = entry.metadata().and_then(|about| about.modified());
         let age = modified.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
-        if is_partial
-            && is_meant(&found, age)
-            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
-        {
+        if !is_partial || !is_meant(&found, age) {
+            continue;
+        }
+        let opened = open_own(&entry.path(), OpenOptions::new().read(true));
+        // Held until it is removed.
+        if let Some(_lock) = opened.ok().filter(|file| file.try_lock().is_ok()) {
             _ = fs::remove_file(entry.path());
         }
     }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+/// Gives a folder the name of another, which is removed: in one step where the system can exchange two names, so that
+/// a program that is killed meanwhile leaves the one or the other. A file of that name is set aside.
+pub fn replace_folder(new: &Path, old: &Path) -> io::Result<()> {
+    match old.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(new, old)?,
+        Ok(about) if about.is_dir() => {
+            if exchange(new, old).is_ok() {
+                fs::remove_dir_all(new)?;
+            } else {
+                fs::remove_dir_all(old)?;
+                fs::rename(new, old)?;
+            }
+        }
+        _ => {
+            fs::rename(old, old.with_extension("set-aside"))?;
+            fs::rename(new, old)?;
+        }
+    }
+    sync_folder(old)
+}
+
+/// Two names change places; not every file system can.
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+}
+
+/// Makes the name of what lies at `path` permanent.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(parent(path))?.sync_all()
 }
 
@@ -319,6 +397,61 @@ mod tests {
         living.lock().unwrap();
         AtomicFile::create(&path).unwrap().commit().unwrap();
         assert_eq!(names(folder.path()), [".x.bin.2.partial", ".x.bin.notes.partial", "x.bin"]);
+    }
+
+    #[test]
+    fn a_writer_of_the_same_number_elsewhere_and_a_pipe_are_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        // Another PID namespace on the same disk has the same numbers.
+        let same = folder.path().join(format!(".x.bin.{}.partial", std::process::id()));
+        let living = File::create(&same).unwrap();
+        living.lock().unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, folder.path().join(".x.bin.7.partial"), 0o600.into())
+            .unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(same.exists());
+    }
+
+    #[test]
+    fn a_file_keeps_its_mode_and_a_link_is_replaced() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("README.md"), folder.path().join("link"));
+        write_whole(&path, b"old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        write_whole(&path, b"new").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        symlink(&path, &link).unwrap();
+        write_whole(&link, b"other").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(link.symlink_metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_another() {
+        let place = tempfile::tempdir().unwrap();
+        let [new, old] = ["new", "old"].map(|name| place.path().join(name));
+        for before in ["nothing", "a folder", "a file"] {
+            fs::create_dir(&new).unwrap();
+            fs::write(new.join("a"), before).unwrap();
+            match before {
+                "a folder" => fs::write(old.join("b"), "").unwrap(),
+                "a file" => {
+                    fs::remove_dir_all(&old).unwrap();
+                    fs::write(&old, "mine").unwrap();
+                }
+                _ => {}
+            }
+            replace_folder(&new, &old).unwrap();
+            assert_eq!(fs::read_to_string(old.join("a")).unwrap(), before);
+            assert_eq!(names(&old), ["a"]);
+        }
+        assert_eq!(names(place.path()), ["old", "old.set-aside"]);
+        assert_eq!(fs::read_to_string(place.path().join("old.set-aside")).unwrap(), "mine");
     }
 
     #[test]

@@ -42,8 +42,7 @@ pub fn run(arguments: &ManArgs, out: &mut dyn Write) -> Result<CommandOutcome, F
         let path = folder.join(format!("{name}.1"));
         let mut page = Vec::new();
         Man::new(command).render(&mut page)?;
-        std::fs::write(&path, page)
-            .map_err(|error| Failure::Write { path: path.clone(), error })?;
+        weights::write::write_whole(&path, &page)?;
         writeln!(out, "{}", path.display())?;
     }
     Ok(CommandOutcome::Done)

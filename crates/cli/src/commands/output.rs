@@ -4,6 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
+use weights::write::staging_path;
+
 use crate::failure::Failure;
 
 /// Whether a path is meant as a folder: it is one, or ends as folders do.
@@ -21,7 +23,7 @@ pub fn check_file(path: &Path) -> Result<(), Failure> {
     let folder = folder.unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(failed)?;
     // Permissions alone do not say it: a file system may be read-only as a whole.
-    let probe = folder.join(format!(".hearth-{}", std::process::id()));
+    let probe = staging_path(path);
     OpenOptions::new().write(true).create_new(true).open(&probe).map_err(failed)?;
     fs::remove_file(&probe).map_err(failed)
 }

@@ -1,6 +1,5 @@
 //! `hearth plan`: the memory and time that a job takes, without running it.
 
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -164,7 +163,7 @@ fn draw<L: Task>(
         let base = job.config.base.path.file_name().unwrap_or_default().to_string_lossy();
         memory_plot::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
     };
-    fs::write(path, text).map_err(|error| Failure::Write { path: path.into(), error })
+    Ok(weights::write::write_whole(path, text.as_bytes())?)
 }
 
 /// What computes, in JSON.

@@ -23,7 +23,7 @@ use compute::{Device, RandomSequence};
 use serde_json::{Value, json};
 use weights::WeightsError;
 use weights::safetensors::OutputTensor;
-use weights::write::write_file;
+use weights::write::{write_file, write_whole};
 
 use super::autoencoder::{self, DecoderProgressFn, TensorMap};
 use super::paint::SIDE;
@@ -229,11 +229,7 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 
 fn write_text(path: &Path, text: &str) -> Result<()> {
     make_folder_of(path)?;
-    fs::write(path, text).map_err(|source| TrainerError::Io {
-        what: "write",
-        path: path.into(),
-        source,
-    })
+    Ok(write_whole(path, text.as_bytes())?)
 }
 
 fn make_folder_of(path: &Path) -> Result<()> {

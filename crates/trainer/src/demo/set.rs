@@ -10,7 +10,10 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
+
+use weights::write::{staging_path, write_whole};
 
 use super::paint::SIDE;
 use super::scene::Scene;
@@ -32,9 +35,8 @@ pub fn draw_set(folder: &Path, style: DemoStyle, count: usize, seed: u64) -> Res
     if folder.exists() {
         return check_whole(folder, count).map(|()| DrawnSet::Kept);
     }
-    let staging = staging(folder);
-    // What a killed run of the same number left.
-    remove(&staging)?;
+    remove_abandoned(folder);
+    let staging = staging_path(folder);
     fs::create_dir_all(&staging).map_err(|source| failed("make", &staging, source))?;
     for index in 0..count {
         draw(&staging, &Scene::new(style, seed, index), index).inspect_err(|_| {
@@ -50,8 +52,7 @@ fn draw(folder: &Path, scene: &Scene, index: usize) -> Result<()> {
     let path = folder.join(format!("{index:04}.png"));
     image_file::write(&path, &scene.draw(SIDE), &texts)?;
     let path = path.with_extension("txt");
-    fs::write(&path, format!("{}\n", scene.caption))
-        .map_err(|source| failed("write", &path, source))
+    Ok(write_whole(&path, format!("{}\n", scene.caption).as_bytes())?)
 }
 
 /// That a folder has as many images, each with its caption, and no more.
@@ -74,17 +75,20 @@ fn check_whole(folder: &Path, count: usize) -> Result<()> {
     })
 }
 
-fn staging(folder: &Path) -> PathBuf {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    folder.with_file_name(format!(".{name}.{}.partial", std::process::id()))
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(failed("remove", folder, error))
+/// Removes what killed programs left beside a folder. Chosen: an image is drawn in far less than a minute.
+fn remove_abandoned(folder: &Path) {
+    const ABANDONED: Duration = Duration::from_secs(60);
+    let start = format!(".{}.", folder.file_name().unwrap_or_default().to_string_lossy());
+    let beside = folder.parent().unwrap_or(folder);
+    for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".partial"));
+        let is_ours = number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let modified = entry.metadata().and_then(|about| about.modified());
+        let age = modified.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        if is_ours && age > ABANDONED {
+            _ = fs::remove_dir_all(entry.path());
         }
-        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::journal::{self, FILE_NAME};
+use super::journal::{self, BrokenLines, FILE_NAME};
 use super::{
     Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, RunEnd, RunFailure,
     RunStart, StepMetrics, Warning,
@@ -150,7 +150,8 @@ impl History {
     pub fn open(run_folder: &Path) -> Result<Self> {
         let path = run_folder.join(FILE_NAME);
         let mut history = Self::default();
-        journal::read(&path, |record| history.apply(record))?;
+        let broken = journal::read(&path, |record| history.apply(record))?;
+        history.warn_broken(&broken);
         if history.parts.is_empty() {
             let problem = "the run has no beginning".into();
             return Err(TrainerError::Event { line: 1, problem, path });
@@ -164,9 +165,20 @@ impl History {
         let read = journal::read(&run_folder.join(FILE_NAME), |record| history.apply(record));
         match read {
             Err(TrainerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            read => read?,
+            read => history.warn_broken(&read?),
         }
         Ok(history)
+    }
+
+    /// Says which lines were left out.
+    fn warn_broken(&mut self, BrokenLines { lines }: &BrokenLines) {
+        if let Some(first) = lines.first() {
+            let n = lines.len();
+            self.warn(
+                0,
+                format!("{n} broken lines of {FILE_NAME} are left out, the first is line {first}"),
+            );
+        }
     }
 
     /// What the part is about that was begun last.

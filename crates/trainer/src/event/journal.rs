@@ -2,9 +2,11 @@
 //! happened. Lines are only ever added, so that other programs can follow a run. A run that was killed
 //! may leave half a line behind, which is cut off when the run goes on.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+
+use weights::plain_file::{open_own, open_plain, read_plain};
 
 use super::{Event, EventRecord};
 use crate::error::{Result, TrainerError};
@@ -23,14 +25,15 @@ pub fn has_saved(folder: &Path) -> bool {
 }
 
 fn has(folder: &Path, is_it: impl Fn(&Event) -> bool) -> bool {
-    let text = fs::read_to_string(folder.join(FILE_NAME)).unwrap_or_default();
-    text.lines().any(|line| serde_json::from_str(line).is_ok_and(|event| is_it(&event)))
+    let text = read_plain(&folder.join(FILE_NAME)).unwrap_or_default();
+    let mut lines = text.split(|byte| *byte == b'\n');
+    lines.any(|line| serde_json::from_slice(line).is_ok_and(|event| is_it(&event)))
 }
 
 /// Whether a file is such a history, by its first line, of which a kill may have left a half.
 pub fn is_ours(path: &Path) -> bool {
     let mut line = String::new();
-    let read = File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
+    let read = open_plain(path).and_then(|file| BufReader::new(file).read_line(&mut line));
     if line.ends_with('\n') {
         return serde_json::from_str::<Event>(&line).is_ok();
     }
@@ -40,11 +43,18 @@ pub fn is_ours(path: &Path) -> bool {
 /// How every line begins.
 const START: &str = "{\"event\":";
 
-/// Hands every whole line of such a file on, in order.
-pub fn read(path: &Path, mut take: impl FnMut(EventRecord)) -> Result<()> {
+/// Lines that are no events: a disk lost a bit, or was full when they were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokenLines {
+    /// Their numbers, from 1.
+    pub lines: Vec<u64>,
+}
+
+/// Hands every whole line of such a file on, in order. Broken ones are left out: the others still tell of the run.
+pub fn read(path: &Path, mut take: impl FnMut(EventRecord)) -> Result<BrokenLines> {
     let failed = |source| TrainerError::Io { what: "read", path: path.into(), source };
-    let mut lines = BufReader::new(File::open(path).map_err(failed)?);
-    let mut text = Vec::new();
+    let mut lines = BufReader::new(open_plain(path).map_err(failed)?);
+    let (mut text, mut broken) = (Vec::new(), BrokenLines::default());
     for line in 1.. {
         text.clear();
         if lines.read_until(b'\n', &mut text).map_err(failed)? == 0 {
@@ -55,14 +65,10 @@ pub fn read(path: &Path, mut take: impl FnMut(EventRecord)) -> Result<()> {
             // A writer that was killed leaves half a line, and only at the end.
             Err(_) if !text.ends_with(b"\n") => break,
             Err(_) if text.trim_ascii().is_empty() => {}
-            Err(error) => {
-                // The parser was given one line.
-                let problem = error.to_string().replace(" at line 1", "");
-                return Err(TrainerError::Event { line, problem, path: path.into() });
-            }
+            Err(_) => broken.lines.push(line),
         }
     }
-    Ok(())
+    Ok(broken)
 }
 
 /// Which events are worth a line: all, but of progress one in a second and the last of a phase. Goes by
@@ -113,19 +119,14 @@ impl Journal {
         let path = folder.join(FILE_NAME);
         let failed = |source| TrainerError::Io { what: "write", path: path.clone(), source };
         let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
+        // For adding: what somebody else adds meanwhile is not written over.
+        options.read(true).append(true).create(true);
+        let mut file = open_own(&path, &mut options).map_err(failed)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed)?;
         let end = bytes.iter().rposition(|byte| *byte == b'\n').filter(|_| resume);
         let whole = end.map_or(0, |at| at + 1);
         file.set_len(whole as u64).map_err(failed)?;
-        file.seek(SeekFrom::End(0)).map_err(failed)?;
         Ok(Self { file, path, throttle: ProgressThrottle::default() })
     }
 
@@ -144,7 +145,11 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
     use super::*;
+    use crate::event::lock::tests::pipe;
     use crate::event::{Phase, PhaseProgress, ProgressUnit};
 
     fn record(time: f64, event: Event) -> EventRecord {
@@ -186,5 +191,50 @@ mod tests {
         assert_eq!(first, [true, false, true, false, false, true, true, false]);
         assert!(kept(101.6, 9) && !kept(101.7, 9), "the last one once");
         assert!(throttle.keeps(&record(101.8, phase("next"))), "what is no progress is kept");
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_refused_and_nobody_waits_for_it() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join(FILE_NAME);
+        let other = place.path().join("other.jsonl");
+        fs::write(&other, "{}\n").unwrap();
+        symlink(&other, &path).unwrap();
+        for resume in [false, true] {
+            let error = Journal::open(place.path(), resume).err().unwrap();
+            assert!(format!("{error:?}").contains("a link"), "{error:?}");
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "{}\n");
+        fs::remove_file(&path).unwrap();
+        pipe(&path);
+        assert!(Journal::open(place.path(), true).is_err());
+        assert!(!is_ours(&path) && !has_begun(place.path()) && read(&path, |_| {}).is_err());
+    }
+
+    #[test]
+    fn what_another_program_adds_meanwhile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        let mut journal = Journal::open(folder.path(), false).unwrap();
+        journal.write(&record(1.0, phase("a"))).unwrap();
+        let mut other = OpenOptions::new().append(true).open(&path).unwrap();
+        other.write_all(b"{\"event\":\"phase\",\"name\":\"theirs\"}\n").unwrap();
+        journal.write(&record(2.0, phase("b"))).unwrap();
+        let mut names = Vec::new();
+        read(&path, |record| names.push(record.event)).unwrap();
+        assert_eq!(names, ["a", "theirs", "b"].map(phase));
+    }
+
+    #[test]
+    fn a_broken_line_is_skipped_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        let line = |name: &str| format!("{{\"event\":\"phase\",\"name\":\"{name}\"}}\n");
+        let text = [&line("a"), "{\"event\":\"ph\u{0}\u{0}\n", "\n", &line("b"), "[]\n"].concat();
+        fs::write(&path, text).unwrap();
+        let mut names = Vec::new();
+        let broken = read(&path, |record| names.push(record.event)).unwrap();
+        assert_eq!(names, ["a", "b"].map(phase));
+        assert_eq!(broken.lines, [2, 5]);
     }
 }

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
+use weights::plain_file::open_own;
+
 /// What the file is called.
 pub const FILE_NAME: &str = ".lock";
 
@@ -23,8 +25,8 @@ impl RunLock {
     /// Takes it; nothing if another program has it. A file system without locks only loses the guard.
     pub fn take(folder: &Path) -> io::Result<Option<Self>> {
         let mut options = OpenOptions::new();
-        // Not truncated: it may be a link to something else.
-        let file = options.write(true).create(true).truncate(false).open(folder.join(FILE_NAME))?;
+        options.write(true).create(true).truncate(false);
+        let file = open_own(&folder.join(FILE_NAME), &mut options)?;
         for attempt in 1.. {
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) if attempt < ATTEMPTS => sleep(PATIENCE),
@@ -39,14 +41,24 @@ impl RunLock {
 /// Whether a program works in a folder. Where the file system has no locks nobody can say, and it counts
 /// as held.
 pub fn is_held(folder: &Path) -> bool {
-    let Ok(file) = File::open(folder.join(FILE_NAME)) else { return false };
+    let opened = open_own(&folder.join(FILE_NAME), OpenOptions::new().read(true));
+    let Ok(file) = opened else { return false };
     // Shared, so that two who look do not take each other for a run.
     file.try_lock_shared().is_err()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
     use super::*;
+
+    /// A pipe that nobody reads from or writes to: who opens it as a plain file waits for ever.
+    pub fn pipe(path: &Path) {
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
 
     #[test]
     fn a_lock_is_held_by_one_and_seen_by_all() {
@@ -63,5 +75,28 @@ mod tests {
         assert!(!is_held(folder.path()));
         drop(looking);
         assert!(RunLock::take(folder.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_refused_and_nobody_waits_for_it() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join(FILE_NAME);
+        let diary = place.path().join("diary");
+        fs::write(&diary, "dear diary").unwrap();
+        for (make, part) in [
+            (&(|| symlink(&diary, &path).unwrap()) as &dyn Fn(), "a link"),
+            (&|| symlink(place.path().join("new"), &path).unwrap(), "a link"),
+            (&|| pipe(&path), "a pipe"),
+        ] {
+            make();
+            let error = RunLock::take(place.path()).err().unwrap();
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(!is_held(place.path()));
+            fs::remove_file(&path).unwrap();
+        }
+        fs::create_dir(&path).unwrap();
+        assert!(RunLock::take(place.path()).is_err());
+        assert_eq!(fs::read_to_string(&diary).unwrap(), "dear diary");
+        assert!(!place.path().join("new").exists());
     }
 }

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use weights::write::SHARD_BYTES;
+use weights::write::{SHARD_BYTES, write_whole};
 use weights::{BytesDoneFn, FileDtype, WeightsError};
 
 use super::merge::patch::{MatrixPatch, apply_patches};
@@ -61,12 +61,11 @@ pub fn write_model(
         fs::create_dir_all(folder).map_err(failed)?;
         if base.path.is_dir() {
             let is_index = |path: &Path| path.to_string_lossy().ends_with(".index.json");
-            copy_files(&base.path, folder, |path| !is_weights(path) && !is_index(path))
-                .map_err(failed)?;
+            copy_files(&base.path, folder, |path| !is_weights(path) && !is_index(path))?;
         } else {
             tokenizer.save(folder)?;
         }
-        fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
+        write_whole(&folder.join("config.json"), settings(base, dtype)?.as_bytes())?;
         // Required by transformers.
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         let output = ShardedOutput { folder, stem: "model", max_shard_bytes };
@@ -159,5 +158,19 @@ mod tests {
             let read = files.values(&want.name).unwrap();
             assert_eq!(read, values(at, want.shape.elements()), "{}", want.name);
         }
+    }
+
+    #[test]
+    fn a_link_is_replaced_and_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let (diary, peft) = (folder.path().join("diary"), folder.path().join("peft"));
+        fs::write(&diary, "dear diary").unwrap();
+        fs::create_dir(&peft).unwrap();
+        std::os::unix::fs::symlink(&diary, peft.join("adapter_config.json")).unwrap();
+        let base =
+            crate::export::ExportBase { tensors: &[], original: &|_| Vec::new(), family: None };
+        write(&Vec::new(), AdapterFormat::Peft, folder.path(), "", &base).unwrap();
+        assert_eq!(fs::read_to_string(&diary).unwrap(), "dear diary");
+        assert!(peft.join("adapter_config.json").symlink_metadata().unwrap().is_file());
     }
 }

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use weights::WeightsError;
 use weights::safetensors::OutputTensor;
-use weights::write::write_file;
+use weights::write::{write_file, write_whole};
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
@@ -142,7 +142,7 @@ fn write(
     fs::create_dir_all(beside).map_err(failed)?;
     if format == AdapterFormat::Peft {
         let config = settings::peft(parts, base.tensors);
-        fs::write(peft.join(PEFT_CONFIG), config).map_err(failed)?;
+        write_whole(&peft.join(PEFT_CONFIG), config.as_bytes())?;
     }
     save(
         &path,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use weights::load::load_f32;
+use weights::write::{copy_whole, replace_folder};
 use weights::{FileDtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
@@ -46,10 +46,7 @@ pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Resu
         fs::remove_dir_all(&staging).map_err(failed)?;
     }
     fill(&staging).inspect_err(|_| _ = fs::remove_dir_all(&staging))?;
-    if out.exists() {
-        fs::remove_dir_all(out).map_err(failed)?;
-    }
-    fs::rename(&staging, out).map_err(failed)
+    replace_folder(&staging, out).map_err(failed)
 }
 
 fn write_transformer(
@@ -101,15 +98,12 @@ const WEIGHTS_SUFFIXES: [&str; 5] = ["safetensors", "bin", "ckpt", "pt", "gguf"]
 
 /// Copies a model's folder but for the weights of its transformer.
 pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
-    let copy = || -> io::Result<()> {
-        copy_files(from, to, |path| !is_weights(path))?;
-        for name in OTHERS.iter().filter(|name| from.join(name).is_dir()) {
-            copy_files(&from.join(name), &to.join(name), |_| true)?;
-        }
-        let [from, to] = [from, to].map(|folder| folder.join(TRANSFORMER));
-        copy_files(&from, &to, |path| path.ends_with("config.json"))
-    };
-    copy().map_err(|source| TrainerError::Io { what: "copy", path: from.into(), source })
+    copy_files(from, to, |path| !is_weights(path))?;
+    for name in OTHERS.iter().filter(|name| from.join(name).is_dir()) {
+        copy_files(&from.join(name), &to.join(name), |_| true)?;
+    }
+    let [from, to] = [from, to].map(|folder| folder.join(TRANSFORMER));
+    copy_files(&from, &to, |path| path.ends_with("config.json"))
 }
 
 /// Whether a file holds weights, by its name.
@@ -118,18 +112,15 @@ pub(super) fn is_weights(path: &Path) -> bool {
 }
 
 /// Copies the plain files of a folder that are wanted; hidden ones never are.
-pub(super) fn copy_files(
-    from: &Path,
-    to: &Path,
-    is_wanted: impl Fn(&Path) -> bool,
-) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
+pub(super) fn copy_files(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool) -> Result<()> {
+    let failed = |source| TrainerError::Io { what: "copy", path: from.into(), source };
+    fs::create_dir_all(to).map_err(failed)?;
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default();
         let is_hidden = name.to_string_lossy().starts_with('.');
         if path.is_file() && !is_hidden && is_wanted(&path) {
-            fs::copy(&path, to.join(name))?;
+            copy_whole(&path, &to.join(name))?;
         }
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! `config.json` of a component: read, and checked for what is not supported.
 
-use std::fs;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use weights::plain_file::read_plain;
 
 use crate::error::{Result, TrainerError};
 
@@ -20,7 +20,7 @@ impl Unsupported {
 
 /// Reads a JSON file.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read(path).map_err(|source| TrainerError::Io {
+    let text = read_plain(path).map_err(|source| TrainerError::Io {
         what: "read",
         path: path.into(),
         source,

@@ -21,11 +21,10 @@ pub(crate) mod plot;
 mod tests;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use weights::WeightsError;
-use weights::write::AtomicFile;
+use weights::write::write_whole;
 
 use crate::error::{Result, TrainerError};
 use crate::event::figures::RunFigures;
@@ -51,10 +50,7 @@ pub fn write(run_folder: &Path) -> Result<PathBuf> {
 
 /// Writes a text file atomically.
 pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(text.as_bytes()).map_err(|source| WeightsError::io("write", path, source))?;
-    file.commit()?;
-    Ok(())
+    Ok(write_whole(path, text.as_bytes())?)
 }
 
 /// The folder's name, also if it was given as `.`.

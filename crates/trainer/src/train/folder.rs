@@ -17,10 +17,9 @@
 //! ```
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use weights::write::AtomicFile;
+use weights::write::{sync_folder, write_whole};
 
 use super::{TrainOptions, checkpoint};
 use crate::config::adapter::AdapterKind;
@@ -102,11 +101,8 @@ impl RunFolder {
             let staging = self.path.join(".initial.partial");
             let from = seed(config.train.seed, Purpose::Weights);
             model::write_initial(&config.base.path, from, &staging)?;
-            fs::rename(&staging, &place).map_err(|source| TrainerError::Io {
-                what: "write",
-                path: place.clone(),
-                source,
-            })?;
+            let failed = |source| TrainerError::Io { what: "write", path: place.clone(), source };
+            fs::rename(&staging, &place).and_then(|()| sync_folder(&place)).map_err(failed)?;
         }
         Ok(place)
     }
@@ -124,15 +120,7 @@ impl RunFolder {
 
     /// Writes a text, whole or not at all.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.path.join(name);
-        let mut file = AtomicFile::create(&path)?;
-        file.write_all(text.as_bytes()).map_err(|source| TrainerError::Io {
-            what: "write",
-            path,
-            source,
-        })?;
-        file.commit()?;
-        Ok(())
+        Ok(write_whole(&self.path.join(name), text.as_bytes())?)
     }
 }
 
@@ -180,12 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_a_link_leaves_what_it_leads_to() {
+    fn a_lock_that_is_a_link_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let other = place.path().join("diary");
         fs::write(&other, "dear diary").unwrap();
         std::os::unix::fs::symlink(&other, place.path().join(".lock")).unwrap();
-        drop(RunFolder::open(place.path(), TrainOptions::default()).unwrap());
+        assert!(RunFolder::open(place.path(), TrainOptions::default()).is_err());
         assert_eq!(fs::read_to_string(other).unwrap(), "dear diary");
     }
 }

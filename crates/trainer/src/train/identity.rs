@@ -7,10 +7,10 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use weights::plain_file::read_plain;
 
 use super::folder::RunFolder;
 use crate::config::{RunConfig, ValueOrigin, renamed};
@@ -175,6 +175,6 @@ const TYPE_IT_HINT: &str = "to change the learning rate or its schedule from her
 /// What the run of a checkpoint began with; nothing where that is not known.
 fn inputs_of(checkpoint: &Path) -> RunInputs {
     let run = checkpoint.ancestors().nth(2).unwrap_or(checkpoint);
-    let text = fs::read(run.join(INPUTS)).unwrap_or_default();
+    let text = read_plain(&run.join(INPUTS)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }

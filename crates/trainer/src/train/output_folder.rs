@@ -4,9 +4,11 @@
 //!
 //! What does not get in the way may lie there: a job file, notes, the images in a folder of their own.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use weights::plain_file::open_plain;
 
 use super::folder::{CONFIG, CONFIG_HEADER};
 use super::identity;
@@ -129,7 +131,7 @@ fn is_marked(path: &Path, mark: &str) -> bool {
     /// Chosen: a report with all its samples is smaller.
     const MOST_BYTES: u64 = 64 << 20;
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
+    let read = open_plain(path).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
     read.is_ok() && String::from_utf8_lossy(&bytes).contains(mark)
 }
 

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use crate::plain_file::open_own;
+
 pub fn open_direct(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
     #[cfg(target_vendor = "apple")]
@@ -14,7 +16,7 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
 
 /// A second handle to a file that exists, whose data the system need not keep.
 pub fn create_direct(path: &Path) -> io::Result<File> {
-    let file = File::options().write(true).open(path)?;
+    let file = open_own(path, File::options().write(true))?;
     #[cfg(target_vendor = "apple")]
     rustix::fs::fcntl_nocache(&file, true)?;
     Ok(file)

@@ -16,7 +16,12 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
 
 /// A second handle to a file that exists, for writing past the cache.
 pub fn create_direct(path: &Path) -> io::Result<File> {
-    Ok(open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?.into())
+    Ok(open(
+        path,
+        OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?
+    .into())
 }
 
 /// Whether all of a stretch lies in the page cache; if that cannot be told, it does not.

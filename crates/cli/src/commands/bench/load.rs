@@ -13,6 +13,7 @@ use std::time::Instant;
 use compute::{DeviceKind, fill_all};
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 use trainer::TrainerError;
 use trainer::model::files::UploadTarget;
 use weights::load::{LoadOptions, LoadRequest, drop_page_cache, load};
@@ -21,6 +22,7 @@ use weights::safetensors::OutputTensor;
 use weights::write::write_file;
 use weights::{Catalog, FileDtype, TensorEncoding, WeightsError};
 
+use super::private_folder;
 use crate::commands::CommandOutcome;
 use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
@@ -88,7 +90,7 @@ pub fn run(arguments: &BenchLoadArgs, out: &mut dyn Write) -> Result<CommandOutc
             return Err(TrainerError::Request { problem, hint: "leave it out for 2 GB" }.into());
         }
         made = TempModelFile::new(&arguments.folder, arguments.size)?;
-        &made.0
+        &made.path
     };
     if let Some(reader) = arguments.only {
         let sample = measure(arguments, reader, file)?;
@@ -233,8 +235,8 @@ fn measure(
 /// Seconds that a made file of this size takes to load, once the system has it at hand.
 pub fn time_cached(bytes: u64) -> Result<f64, Failure> {
     let made = TempModelFile::new(&std::env::temp_dir(), Bytes(bytes))?;
-    let catalog = Catalog::open(&made.0)?;
-    prepare(&made.0, CacheState::Warm)?;
+    let catalog = Catalog::open(&made.path)?;
+    prepare(&made.path, CacheState::Warm)?;
     time_load(&catalog, true)
 }
 
@@ -337,9 +339,9 @@ fn time_raw(path: &Path) -> Result<f64, Failure> {
 
 fn time_raw_write(beside: &Path, bytes: u64) -> Result<f64, Failure> {
     let block = vec![7; BLOCK];
-    let path = beside.with_extension("raw-write");
+    let folder = private_folder(beside.parent().unwrap_or(beside))?;
     let begun = Instant::now();
-    let mut file = File::create(&path)?;
+    let mut file = File::create_new(folder.path().join("raw-write"))?;
     let mut left = bytes;
     while left > 0 {
         let now = left.min(BLOCK as u64);
@@ -347,9 +349,7 @@ fn time_raw_write(beside: &Path, bytes: u64) -> Result<f64, Failure> {
         left -= now;
     }
     file.sync_all()?;
-    let secs = begun.elapsed().as_secs_f64();
-    std::fs::remove_file(path)?;
-    Ok(secs)
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
@@ -361,24 +361,27 @@ fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
         }
         TensorEncoding::Blocks(_) => None,
     });
-    let path = catalog.files[0].with_extension("hearth-write");
+    let folder = private_folder(catalog.files[0].parent().unwrap_or(&catalog.files[0]))?;
+    let path = folder.path().join("hearth-write");
     let begun = Instant::now();
     let mut fill = |tensor: &OutputTensor, out: &mut dyn Write| {
         let bytes = tensor.bytes().unwrap_or(0) as usize;
         out.write_all(&memory[..bytes]).map_err(|source| WeightsError::io("write", &path, source))
     };
     write_file(&path, &BTreeMap::new(), tensors.collect(), false, &mut fill)?;
-    let secs = begun.elapsed().as_secs_f64();
-    std::fs::remove_file(path)?;
-    Ok(secs)
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 /// A model file made on the spot, removed afterwards: sizes as they are mixed in real models.
-struct TempModelFile(PathBuf);
+struct TempModelFile {
+    path: PathBuf,
+    _folder: TempDir,
+}
 
 impl TempModelFile {
     fn new(folder: &Path, size: Bytes) -> Result<Self, Failure> {
-        let path = folder.join(format!("hearth-bench-{}.safetensors", std::process::id()));
+        let folder = private_folder(folder)?;
+        let path = folder.path().join("model.safetensors");
         let mut tensors = Vec::new();
         let mut left = size.0 / 2;
         // Chosen: a large matrix, a middling one and two small vectors, over and over.
@@ -410,12 +413,6 @@ impl TempModelFile {
             false,
             &mut fill,
         )?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for TempModelFile {
-    fn drop(&mut self) {
-        _ = std::fs::remove_file(&self.0);
+        Ok(Self { path, _folder: folder })
     }
 }

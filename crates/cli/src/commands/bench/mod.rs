@@ -12,10 +12,12 @@ pub mod text;
 pub mod train;
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Instant;
 
 use compute::WorkStats;
 use machine::{Machine, ProbeSource};
+use tempfile::TempDir;
 use trainer::plan::rates;
 
 use crate::commands::CommandOutcome;
@@ -66,6 +68,12 @@ pub fn run(arguments: &BenchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         BenchCommand::Calibrate(arguments) => calibrate::run(arguments, out),
         BenchCommand::Predict(arguments) => predict::run(arguments, out),
     }
+}
+
+/// A new folder within another, of which nobody else can know the name or look inside. It is removed when dropped.
+fn private_folder(within: &Path) -> Result<TempDir, Failure> {
+    let made = tempfile::Builder::new().prefix(".hearth-bench-").tempdir_in(within);
+    made.map_err(|error| Failure::Write { path: within.into(), error })
 }
 
 /// Milliseconds that work was to take by the rates of this machine, if it was calibrated.

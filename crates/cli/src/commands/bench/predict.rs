@@ -31,7 +31,7 @@ use trainer::task::traits::DatasetSummary;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::{DeviceSetup, TrainOptions, train};
 
-use super::{calibrate, median};
+use super::{calibrate, median, private_folder};
 use crate::commands::CommandOutcome;
 use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
@@ -113,11 +113,11 @@ pub fn run(arguments: &PredictArgs, out: &mut dyn Write) -> Result<CommandOutcom
         );
     }
     let rates = rates(arguments)?;
-    let folder = std::env::temp_dir().join(format!("hearth-predict-{}", std::process::id()));
+    let folder = private_folder(&std::env::temp_dir())?;
     let mut all = Vec::new();
     let measured =
         JOBS.iter().filter(|job| name(job).contains(&arguments.only)).try_for_each(|job| {
-            let figures = measure(arguments, &rates, &folder, job)?;
+            let figures = measure(arguments, &rates, folder.path(), job)?;
             if arguments.json {
                 writeln!(
                     out,
@@ -128,8 +128,6 @@ pub fn run(arguments: &PredictArgs, out: &mut dyn Write) -> Result<CommandOutcom
             all.push(figures);
             Ok(())
         });
-    // It is among temporary files: what cannot be removed goes away with them.
-    _ = fs::remove_dir_all(&folder);
     measured.and_then(|()| {
         if !arguments.json {
             write!(out, "{}", render::rates::predicted(&all))?;

@@ -30,7 +30,7 @@ use trainer::model::diffusion::paths::PartPaths;
 use trainer::train::{TrainOptions, train};
 
 use super::compare;
-use super::{Timing, median};
+use super::{Timing, median, private_folder};
 use crate::commands::CommandOutcome;
 use crate::commands::device::DeviceArgs;
 use crate::commands::named_value;
@@ -131,12 +131,10 @@ pub fn run(arguments: &BenchTrainArgs, out: &mut dyn Write) -> Result<CommandOut
         writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
         return Ok(CommandOutcome::Done);
     }
-    let passing = std::env::temp_dir().join(format!("hearth-bench-{}", std::process::id()));
-    let folder = arguments.folder.as_ref().unwrap_or(&passing);
-    let rows = compare(arguments, folder);
-    // It is among temporary files: what cannot be removed goes away with them.
-    _ = fs::remove_dir_all(&passing);
-    let rows = rows?;
+    let rows = match &arguments.folder {
+        Some(folder) => compare(arguments, folder)?,
+        None => compare(arguments, private_folder(&std::env::temp_dir())?.path())?,
+    };
     if !arguments.json {
         write!(out, "{}", render::bench::training(&rows))?;
         return Ok(CommandOutcome::Done);
