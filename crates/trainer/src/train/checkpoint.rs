@@ -8,8 +8,8 @@
 //!     state.safetensors       parameters, the optimizer's state, EMA. Its header has the model's
 //!                             name of each parameter; or, above `output.max_shard_size`,
 //!     state-00001-of-0000N.safetensors, …, state.safetensors.index.json
-//!     progress.json           steps taken, where the data stands, what it belongs to, and the
-//!                             checksum of each file of the state
+//!     progress.json           steps taken, where the data stands, what it belongs to, and checksums:
+//!                             of each file of the state, and its own; see `progress_file.rs`
 //!     pytorch_lora_weights.safetensors            the adapter of an image model, for diffusers; or
 //!     adapter_config.json, adapter_model.safetensors    that of a language model, for PEFT
 //! ```
@@ -20,7 +20,7 @@
 //! save.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
@@ -29,12 +29,13 @@ use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
 use weights::checksum::checksum;
 use weights::load::{LoadOptions, LoadRequest, load};
-use weights::write::{AtomicFile, WrittenFile};
+use weights::write::{WrittenFile, replace_folder};
 use weights::{BytesDoneFn, Catalog};
 
 use super::health::Health;
 use super::identity::Identity;
 use super::loss_scale::LossScale;
+use super::progress_file::CheckpointMetadata;
 use crate::config::output::OutputConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{self, EventSink, Phase, ProgressUnit, WarningKind};
@@ -45,9 +46,6 @@ use crate::task::session::{Session, find_saved};
 use crate::task::traits::Task;
 
 const FOLDER: &str = "checkpoints";
-/// Of what is written. Version 1 had other names, and up to version 2 there was one file with one checksum; both are
-/// still read. Any other is refused.
-const VERSION: u32 = 3;
 
 /// From here on saving shows its progress. Chosen: smaller states are written within a second.
 const LONG_SAVE_BYTES: u64 = 1_000_000_000;
@@ -140,20 +138,6 @@ impl TrainProgress {
     }
 }
 
-/// What `progress.json` holds.
-#[derive(Serialize, Deserialize)]
-struct CheckpointMetadata {
-    version: u32,
-    progress: TrainProgress,
-    identity: Identity,
-    /// Of each file of tensors, by its name.
-    #[serde(default)]
-    checksums: BTreeMap<String, String>,
-    /// Of the only file, up to version 2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    checksum: Option<String>,
-}
-
 /// The checkpoints of a run's folder.
 pub struct Checkpoints {
     folder: PathBuf,
@@ -175,13 +159,16 @@ pub fn exists_in(run: &Path) -> bool {
 fn steps(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
+    // A file of such a name is somebody else's.
+    let folders = entries.filter(|entry| entry.path().is_dir());
     let mut steps: Vec<u64> =
-        entries.filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect();
+        folders.filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect();
     steps.sort_unstable_by(|a, b| b.cmp(a));
     steps
 }
 
-fn name(step: u64) -> String {
+/// What the folder of a checkpoint is called.
+pub(super) fn name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
@@ -205,27 +192,44 @@ impl Checkpoints {
         let (staging, place) =
             (self.folder.join(format!(".{name}.partial")), self.folder.join(&name));
         let failed = |source| TrainerError::Io { what: "write", path: place.clone(), source };
-        remove(&staging).map_err(failed)?;
-        fs::create_dir_all(&staging).map_err(failed)?;
+        self.begin_staging(&staging).map_err(|error| self.unwritable(error, failed))?;
         session.write_adapter(&staging)?;
         let names = session.parameter_names();
         let tensors = session.state_dict()?.into_iter().map(|(name, tensor)| (name, &*tensor));
         let written = self.save_state(&staging, &names, &tensors.collect(), events)?;
-        let metadata = CheckpointMetadata {
-            version: VERSION,
-            checksums: written.iter().map(named_checksum).collect(),
-            checksum: None,
-            progress: progress.clone(),
-            identity: identity.clone(),
-        };
-        let mut file = AtomicFile::create(&staging.join(PROGRESS))?;
-        serde_json::to_writer_pretty(&mut file, &metadata).map_err(|e| failed(e.into()))?;
-        file.commit()?;
+        let checksums = written.iter().map(named_checksum).collect();
+        CheckpointMetadata::new(progress.clone(), identity.clone(), checksums).write(&staging)?;
         // A run that resumed from an earlier checkpoint reaches this step again.
-        remove(&place).map_err(failed)?;
-        fs::rename(&staging, &place).map_err(failed)?;
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        replace_folder(&staging, &place).map_err(failed)?;
         Ok(path(progress.step))
+    }
+
+    /// Why nothing can be saved.
+    fn unwritable(
+        &self,
+        error: io::Error,
+        failed: impl FnOnce(io::Error) -> TrainerError,
+    ) -> TrainerError {
+        match self.folder.parent() {
+            Some(run) if !run.exists() => TrainerError::FolderGone { path: run.into() },
+            _ => failed(error),
+        }
+    }
+
+    /// An empty folder to write into. What saves left behind that were killed is removed. The run's own folder is never
+    /// made here: where it was moved or removed, a new one would hold a part of the run.
+    fn begin_staging(&self, staging: &Path) -> io::Result<()> {
+        match fs::create_dir(&self.folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        for entry in fs::read_dir(&self.folder)?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(".step-") && name.ends_with(".partial") {
+                remove(&entry.path())?;
+            }
+        }
+        fs::create_dir(staging)
     }
 
     /// Writes the tensors into a folder, with progress where that takes a while. It is not given up half-way: who asked
@@ -317,20 +321,10 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The metadata of a checkpoint whose checksum matches.
+/// The metadata of a checkpoint whose checksums match.
 fn read_metadata(folder: &Path, tick: BytesDoneFn<'_>) -> Result<CheckpointMetadata> {
-    let path = folder.join(PROGRESS);
-    let text = fs::read_to_string(&path).map_err(|source| TrainerError::Io {
-        what: "read",
-        path: path.clone(),
-        source,
-    })?;
     let wrong = |problem: String| TrainerError::Checkpoint { problem, path: folder.into() };
-    let metadata: CheckpointMetadata =
-        serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if !(1..=VERSION).contains(&metadata.version) {
-        return Err(wrong(format!("it has version {}, expected 1 to {VERSION}", metadata.version)));
-    }
+    let metadata = CheckpointMetadata::read(folder)?;
     let state = state_file(folder);
     let only = metadata.checksum.as_ref().map(|checksum| (file_name(&state), checksum.clone()));
     let checksums: Vec<_> = only.into_iter().chain(metadata.checksums.clone()).collect();

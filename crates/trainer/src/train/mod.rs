@@ -22,6 +22,7 @@ pub(crate) mod meter;
 pub mod output_folder;
 mod pacing;
 mod preparation;
+mod progress_file;
 pub(crate) mod run;
 mod step;
 #[cfg(test)]
