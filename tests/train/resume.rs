@@ -8,6 +8,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use trainer::config::HEADER;
 use trainer::event::{EndReason, Event, RunEnd};
 
 use super::{
@@ -302,6 +303,74 @@ fn a_damaged_checkpoint_is_skipped() {
     let warnings = warnings(&events);
     let passed = warnings.iter().filter(|text| text.starts_with("checkpoint passed over: "));
     assert_eq!(passed.count(), 1, "{warnings:?}");
+}
+
+#[test]
+fn a_damaged_progress_file_is_skipped() {
+    let job = Job::new();
+    let run = job.finish("run", &[], &[]);
+    let whole = trained(&run);
+    let path = run.join("checkpoints/step-000006/progress.json");
+    let intact = fs::read_to_string(&path).unwrap();
+    for (was, is) in [
+        // One bit each: steps, updates and batches taken, what it belongs to.
+        ("\"step\": 6", "\"step\": 2"),
+        ("\"applied\": 6", "\"applied\": 4"),
+        ("\"batches\": 6", "\"batches\": 7"),
+        ("\"adapter.rank\": \"4\"", "\"adapter.rank\": \"5\""),
+    ] {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(was), "{text}");
+        fs::write(&path, text.replacen(was, is, 1)).unwrap();
+        job.finish("run", &[], &["--resume"]);
+        assert!(whole == trained(&run), "{is}: other bytes than without the damage");
+        let events = events(&run);
+        assert_eq!(begins(&events).last().unwrap().from_step, 4, "{is}");
+        assert!(warnings(&events).iter().any(|text| text.starts_with("checkpoint passed over: ")));
+    }
+    // Of before it had a checksum.
+    let before = intact.replacen("\"version\": 4", "\"version\": 3", 1);
+    let own = before.lines().find(|line| line.contains("own_checksum")).unwrap();
+    fs::write(&path, before.replacen(own, "", 1)).unwrap();
+    job.finish("run", &[], &["--resume"]);
+    assert!(whole == trained(&run), "other bytes than from a checkpoint of before");
+    assert_eq!(begins(&events(&run)).last().unwrap().from_step, 6);
+}
+
+#[test]
+fn a_file_among_checkpoints_and_a_moved_folder() {
+    let job = Job::new();
+    let checkpoints = job.path("run/checkpoints");
+    fs::create_dir_all(&checkpoints).unwrap();
+    for name in ["step-000002", "step-000099"] {
+        fs::write(checkpoints.join(name), "mine").unwrap();
+    }
+    fs::write(job.path("run/config.toml"), HEADER).unwrap();
+    let mut running = Running::begin(job.command(&["train.steps=4000"], &[]));
+    assert!(running.until("checkpoint") && running.until("checkpoint"));
+    for name in ["step-000002.set-aside", "step-000099"] {
+        assert_eq!(fs::read_to_string(checkpoints.join(name)).unwrap(), "mine");
+    }
+    // What was saved by then lies in the folder that was moved.
+    fs::rename(job.path("run"), job.path("moved")).unwrap();
+    assert!(!running.until("end"));
+    assert_eq!(running.code(), Some(1));
+    assert!(!job.path("run").exists(), "the folder was made again");
+    assert!(n_saved(&job.path("moved")) > 0);
+}
+
+#[test]
+fn samples_that_cannot_be_written_do_not_end_a_run() {
+    let job = Job::new();
+    let set = ["sample.prompts=['a fox']", "sample.size=64", "sample.steps=1", "train.steps=2"];
+    fs::create_dir(job.path("run")).unwrap();
+    fs::write(job.path("run/config.toml"), HEADER).unwrap();
+    fs::write(job.path("run/samples"), "mine").unwrap();
+    let run = job.finish("run", &set, &[]);
+    assert_eq!(fs::read_to_string(run.join("samples")).unwrap(), "mine");
+    let warnings = warnings(&events(&run));
+    let told = warnings.iter().filter(|text| text.starts_with("samples are not written: "));
+    assert_eq!(told.count(), 1, "{warnings:?}");
 }
 
 #[test]

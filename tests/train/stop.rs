@@ -11,6 +11,7 @@ use compute::{CancelToken, Device, DeviceKind};
 use machine::held::MemoryPlace;
 use machine::{Machine, ProbeSource};
 use trainer::config::RawConfig;
+use trainer::event::history::{History, SampleImage, SampleText};
 use trainer::event::{EndReason, Event, RunEnd};
 use trainer::plan::Rates;
 use trainer::train::{DeviceSetup, TrainOptions, train};
@@ -121,6 +122,7 @@ impl Trial<'_> {
         check_states(&folder, whole, n_asked);
         assert_eq!(measured(&folder), measured(whole), "{n_asked}");
         assert_eq!(losses(&events(&folder)), losses(&events(whole)), "{n_asked}");
+        assert_eq!(sampled(&folder), sampled(whole), "{n_asked}");
         fs::remove_dir_all(&folder).unwrap();
         is_stopped
     }
@@ -168,6 +170,20 @@ fn measured(folder: &Path) -> Vec<(u64, f64)> {
         }
     }
     measured
+}
+
+/// Steps, names and contents of all samples.
+fn sampled(folder: &Path) -> Vec<(u64, String, Vec<u8>)> {
+    let history = History::open(folder).unwrap();
+    let image = |sample: &SampleImage| {
+        let bytes = fs::read(folder.join(&sample.path)).unwrap();
+        (sample.step, sample.path.display().to_string(), bytes)
+    };
+    let images = history.samples.iter().map(image);
+    let text = |sample: &SampleText| {
+        (sample.step, sample.prompt.clone(), sample.text.clone().into_bytes())
+    };
+    images.chain(history.texts.iter().map(text)).collect()
 }
 
 #[test]

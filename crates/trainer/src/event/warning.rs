@@ -97,6 +97,11 @@ pub enum WarningKind {
         /// The most that could be.
         limit_bytes: usize,
     },
+    /// A file of samples could not be written; the run goes on without.
+    SamplesNotWritten {
+        /// Which, and what the system said.
+        problem: String,
+    },
     /// A limit was set for a temperature that cannot be read.
     TemperatureUnknown {
         /// The limit.
@@ -197,6 +202,7 @@ impl WarningKind {
             Self::LayersWithoutGradient { .. } => "layers_without_gradient",
             Self::RateLowered { .. } => "rate_lowered",
             Self::NoMemoryForSamples { .. } => "no_memory_for_samples",
+            Self::SamplesNotWritten { .. } => "samples_not_written",
             Self::TemperatureUnknown { .. } => "temperature_unknown",
             Self::CheckpointSkipped { .. } => "checkpoint_skipped",
             Self::SettingChanged(_) => "setting_changed",
@@ -244,6 +250,7 @@ impl WarningKind {
             Self::NoMemoryForSamples { .. } => {
                 "a smaller sample, or a higher --limit; what is learnt is the same"
             }
+            Self::SamplesNotWritten { .. } => "make room on the disk, or remove what is in the way",
             Self::TemperatureUnknown { uses_step_times: true, .. } => {
                 "steps that become slower are taken for heat instead, and the run then rests; --mode quiet rests from \
                  the start"
@@ -310,6 +317,9 @@ impl fmt::Display for WarningKind {
                     "no sample is shown where there is no room: asked {asked}, in use {in_use} of \
                      {limit}"
                 )
+            }
+            Self::SamplesNotWritten { problem } => {
+                write!(f, "samples are not written: {problem}; the run goes on")
             }
             Self::TemperatureUnknown { limit_celsius, .. } => write!(
                 f,
@@ -408,6 +418,7 @@ mod tests {
             WarningKind::LayersWithoutGradient { layers: layers.clone(), of: 9, is_full: false },
             WarningKind::LayersWithoutGradient { layers, of: 9, is_full: true },
             WarningKind::RateLowered { learning_rate: 1e-5 },
+            WarningKind::SamplesNotWritten { problem: "no space".into() },
             WarningKind::NoMemoryForSamples { asked_bytes: 3, in_use_bytes: 2, limit_bytes: 4 },
             WarningKind::TemperatureUnknown { limit_celsius: 80.0, uses_step_times: true },
             WarningKind::TemperatureUnknown { limit_celsius: 80.5, uses_step_times: false },

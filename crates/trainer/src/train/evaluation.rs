@@ -106,20 +106,28 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         match written {
             Ok(events) => self.events.emit_all(events),
             Err(TrainerError::Compute(ComputeError::OutOfMemory {
-                asked, in_use, limit, ..
-            })) => self.warn_no_samples([asked, in_use, limit]),
+                asked: asked_bytes,
+                in_use: in_use_bytes,
+                limit: limit_bytes,
+                ..
+            })) => {
+                let kind =
+                    WarningKind::NoMemoryForSamples { asked_bytes, in_use_bytes, limit_bytes };
+                self.warn_sampling(kind)
+            }
+            Err(error) if error.is_of_files() => {
+                let problem = error.with_cause();
+                self.warn_sampling(WarningKind::SamplesNotWritten { problem })
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Training continues without samples.
-    fn warn_no_samples(
-        &mut self,
-        [asked_bytes, in_use_bytes, limit_bytes]: [usize; 3],
-    ) -> Result<()> {
+    fn warn_sampling(&mut self, kind: WarningKind) -> Result<()> {
         if std::mem::replace(&mut self.is_sampling_warned, true) {
             return Ok(());
         }
-        self.warn(WarningKind::NoMemoryForSamples { asked_bytes, in_use_bytes, limit_bytes })
+        self.warn(kind)
     }
 }

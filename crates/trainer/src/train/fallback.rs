@@ -1,6 +1,6 @@
 //! Out of memory: the same work again in smaller micro-batches, or with more gradient checkpointing, at the
 //! next of the plan's memory levels. The governor decides when to return to a higher level. And a request to stop: the
-//! work at hand is abandoned.
+//! work at hand is abandoned. And files that cannot be written: the run is saved before it ends.
 
 use compute::ComputeError;
 
@@ -50,6 +50,17 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
         let fallback = MemoryFallback { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
         self.events.emit(Event::MemoryFallback(fallback))
+    }
+}
+
+impl<D: DataLoader> TrainingRun<'_, D> {
+    /// Saves what was trained before an error of files ends the run: where events cannot be written, a checkpoint
+    /// often can. Such an error leaves the model as it was before the step, or as it is after it.
+    pub(super) fn save_before_failing(&mut self, error: &TrainerError) {
+        if error.is_of_files() && !self.session.is_half_updated() {
+            // The first error is the one to tell.
+            _ = self.save(SaveReason::Latest);
+        }
     }
 }
 

@@ -54,8 +54,13 @@ pub struct TrainingRun<'a, D: DataLoader> {
 }
 
 impl<D: DataLoader> TrainingRun<'_, D> {
-    /// Runs to the end, or until it is asked to stop. Saves a checkpoint either way.
+    /// Runs to the end, or until it is asked to stop. Saves a checkpoint either way, and if it fails by a file.
     pub fn train_loop(&mut self) -> Result<RunEnd> {
+        let end = self.steps_to_end();
+        end.inspect_err(|error| self.save_before_failing(error))
+    }
+
+    fn steps_to_end(&mut self) -> Result<RunEnd> {
         let begun = Instant::now();
         let secs_before = self.progress.secs;
         // A run that was interrupted has an evaluation to do, and a finished one that was killed before its

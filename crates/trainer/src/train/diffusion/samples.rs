@@ -108,7 +108,13 @@ impl<'a> SampleImageWriter<'a> {
         let clips = self.job.decode(device, &latents, self.tiling, on_event)?;
         let folder = Path::new("samples");
         let failed = |source| TrainerError::Io { what: "write", path: run.join(folder), source };
-        std::fs::create_dir_all(run.join(folder)).map_err(failed)?;
+        // Not the run's own folder: one that was moved is not made again.
+        match std::fs::create_dir(run.join(folder)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(failed(error));
+            }
+            _ => {}
+        }
         let mut events = Vec::with_capacity(clips.len());
         for (number, (clip, prompt)) in clips.iter().zip(&self.sample.prompts).enumerate() {
             let path: PathBuf = folder.join(format!("step-{step:06}-{}.png", number + 1));
