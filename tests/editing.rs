@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use compute::{Device, Dtype};
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::data::reference::scaled_reference;
-use trainer::data::{Bucket, decode};
+use trainer::data::{Bucket, DecodingMemory, decode};
 use trainer::model::build::Precision;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::guidance::GuidanceScales;
@@ -155,7 +156,9 @@ fn prompts_of_qwen_image_edit_are_those_of_the_reference() {
         let edit = EditingReference::open(model);
         let resolution = edit.settings["reference_resolution"].as_u64().unwrap() as usize;
         let sized = fit_references(&edit.pipeline, &edit.references(), resolution).unwrap();
-        let images = sized.iter().filter_map(|(path, size)| prompt_image(path, *size)).collect();
+        let memory = Arc::new(DecodingMemory::new(usize::MAX));
+        let image = |(path, size): &(PathBuf, _)| prompt_image(path, *size, &memory);
+        let images = sized.iter().filter_map(image).collect();
         let prompt = edit.settings["prompts"][0].as_str().unwrap().to_owned();
         let precision = Precision::plain(Dtype::F32);
         let options = EncodingOptions { precision, loading: EncoderLoading::Whole };
@@ -171,7 +174,7 @@ fn prompts_of_qwen_image_edit_are_those_of_the_reference() {
 /// By Pillow's Lanczos, to the bit.
 #[test]
 fn references_are_scaled_as_the_pipelines_do_it() {
-    let mut n = 0;
+    let (mut n, memory) = (0, DecodingMemory::new(usize::MAX));
     for entry in fs::read_dir(golden().join("scaled")).unwrap() {
         let path = entry.unwrap().path();
         let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
@@ -179,7 +182,7 @@ fn references_are_scaled_as_the_pipelines_do_it() {
         let (width, height) = size.split_once('x').unwrap();
         let size = [width, height].map(|side| side.parse::<u32>().unwrap());
         let from = path.with_file_name(format!("{number}.png"));
-        let ours = scaled_reference(&from, Bucket::from(size)).unwrap().rgb;
+        let ours = scaled_reference(&from, Bucket::from(size), &memory).unwrap().rgb;
         let theirs = decode(&path).unwrap().rgb;
         assert!(ours == theirs, "{stem}");
         n += 1;

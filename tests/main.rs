@@ -6,6 +6,7 @@
 mod cache;
 #[cfg(unix)]
 mod data;
+mod decoding;
 mod demo;
 #[cfg(unix)]
 mod docs;

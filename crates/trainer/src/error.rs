@@ -304,6 +304,16 @@ pub enum TrainerError {
         /// The driver's message.
         said: String,
     },
+    /// An image that cannot be decoded within the memory limit.
+    #[error("decoding {} does not fit: needs {}", path.display(), above(*needed, *limit))]
+    DecodingTooLarge {
+        /// The image.
+        path: PathBuf,
+        /// Bytes at the peak, of images and of what is in memory beside them.
+        needed: usize,
+        /// Bytes we may take.
+        limit: usize,
+    },
     /// A phase does not fit into memory.
     #[error("{phase} does not fit: needs {}", above(*needed, *limit))]
     TooLarge {
@@ -517,6 +527,7 @@ impl TrainerError {
                 "continue with --resume, with the display asleep and other programs closed, or with --device cpu; \
                  `hearth doctor --self-test` finds kernels that this GPU computes wrongly"
             }
+            Self::DecodingTooLarge { .. } => "scale the image down, leave it out, or raise --limit",
             Self::TooLarge { remedy: None, .. } => "raise --limit, or close other programs",
         };
         fixed.into()

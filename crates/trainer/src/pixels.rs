@@ -31,27 +31,23 @@ pub enum Filter {
 }
 
 /// Scales to width and height.
-pub fn scale(pixels: &Pixels, [width, height]: [u32; 2], filter: Filter) -> Pixels {
+pub fn scale(pixels: Pixels, [width, height]: [u32; 2], filter: Filter) -> Pixels {
     if [pixels.width, pixels.height] == [width, height] {
-        return pixels.clone();
+        return pixels;
     }
     match filter {
         Filter::Lanczos => lanczos(pixels, [width, height]),
-        Filter::PillowLanczos => pillow(pixels, [width, height], LANCZOS),
-        Filter::Bicubic => pillow(pixels, [width, height], BICUBIC),
+        Filter::PillowLanczos => pillow(&pixels, [width, height], LANCZOS),
+        Filter::Bicubic => pillow(&pixels, [width, height], BICUBIC),
     }
 }
 
-fn lanczos(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
-    match RgbImage::from_raw(pixels.width, pixels.height, pixels.rgb.clone()) {
-        // Not the generic function, which would be compiled here, for size, and not in its crate, for speed.
-        Some(image) => {
-            let scaled =
-                DynamicImage::from(image).resize_exact(width, height, FilterType::Lanczos3);
-            Pixels { width, height, rgb: scaled.into_bytes() }
-        }
-        None => pixels.clone(),
-    }
+fn lanczos(pixels: Pixels, [width, height]: [u32; 2]) -> Pixels {
+    let image = RgbImage::from_raw(pixels.width, pixels.height, pixels.rgb);
+    let image = image.expect("it has all of its pixels");
+    // Not the generic function, which would be compiled here, for size, and not in its crate, for speed.
+    let scaled = DynamicImage::from(image).resize_exact(width, height, FilterType::Lanczos3);
+    Pixels { width, height, rgb: scaled.into_bytes() }
 }
 
 /// A kernel, and how far it reaches.
@@ -76,7 +72,9 @@ fn scale_width(pixels: &Pixels, width: u32, kernel: Kernel) -> Pixels {
     }
     let taps: Vec<_> = taps(pixels.width, width, kernel).collect();
     let rows = pixels.rgb.chunks_exact((pixels.width as usize * CHANNELS).max(1));
-    let rgb = rows.flat_map(|row| taps.iter().flat_map(|tap| tap.of_row(row))).collect();
+    // Its length is said, as a vector that grows takes twice as much.
+    let mut rgb = Vec::with_capacity(width as usize * pixels.height as usize * CHANNELS);
+    rows.for_each(|row| rgb.extend(taps.iter().flat_map(|tap| tap.of_row(row))));
     Pixels { width, height: pixels.height, rgb }
 }
 

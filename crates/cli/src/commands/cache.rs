@@ -98,13 +98,16 @@ fn cache_images(
         None => ImportedEntries::default(),
     };
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit)?, caching.missing());
-    let CachePlan { phases, loading } = caching.plan(arguments.engine.kind(), limit)?;
+    let engine = &arguments.engine;
+    let CachePlan { phases, loading, decoding_bytes } =
+        caching.plan(engine.kind(), limit, engine.host_bytes())?;
     let summary = if arguments.plan {
         CacheSummary::new(config, caching.index(), missing, &phases)
     } else {
         let peak_bytes = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        let device = arguments.engine.open(peak_bytes)?;
-        CacheSummary::new(config, &caching.run(&device, loading, &tell)?, missing, &phases)
+        let device = engine.open(peak_bytes)?;
+        let index = caching.run(&device, loading, decoding_bytes, &tell)?;
+        CacheSummary::new(config, &index, missing, &phases)
     };
     let images_per_sec = encoding.images_per_sec();
     drop(encoding);
@@ -112,6 +115,7 @@ fn cache_images(
     let (is_done, is_encoder_in_blocks) = (!arguments.plan, loading == EncoderLoading::Blocks);
     let summary = CacheSummary {
         limit_bytes: limit,
+        decoding_bytes,
         is_encoder_in_blocks,
         imported_images: imported.images,
         imported_texts: imported.texts,
@@ -241,6 +245,7 @@ impl CacheSummary {
             buckets: buckets.into_iter().map(row).collect(),
             phases: phases.iter().map(memory).collect(),
             peak_bytes: phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0),
+            decoding_bytes: 0,
             limit_bytes: 0,
             is_encoder_in_blocks: false,
             bytes: index.bytes(),

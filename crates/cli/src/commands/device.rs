@@ -266,6 +266,11 @@ impl DeviceArgs {
         }
     }
 
+    /// Bytes of main memory on this machine that are not the device's own; nothing where it is the same memory.
+    pub fn host_bytes(&self) -> Option<usize> {
+        self.host_bytes_of(&Machine::probe(&mut ProbeSource::live()))
+    }
+
     /// Bytes of main memory for offloaded weights; nothing where it is the same memory.
     pub fn host_bytes_of(&self, machine: &Machine) -> Option<usize> {
         match self.device() {

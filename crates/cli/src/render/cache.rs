@@ -43,6 +43,8 @@ pub struct CacheSummary {
     pub phases: Vec<PhaseMemory>,
     pub peak_bytes: usize,
     pub limit_bytes: usize,
+    /// Main memory for images that are being decoded, beside that of the phases.
+    pub decoding_bytes: usize,
     /// Whether a text encoder does not fit whole, and one block of it is in memory at a time.
     pub is_encoder_in_blocks: bool,
     /// Bytes of the whole cache, of other jobs too.
@@ -293,11 +295,11 @@ fn memory(page: &mut TextPage, summary: &CacheSummary) {
     let (peak, limit) = (bytes(summary.peak_bytes), bytes(summary.limit_bytes));
     page.line(BOLD, &format!("memory: {peak} of {limit}"));
     let share = |peak: usize| bar(peak as f64 / summary.limit_bytes.max(1) as f64);
-    let phases = summary.phases.iter();
-    let rows: Vec<[String; 3]> = phases
-        .map(|phase| [phase.name.into(), bytes(phase.peak_bytes), share(phase.peak_bytes)])
-        .collect();
-    page.table(&rows);
+    let row = |name: &str, peak| [name.to_owned(), bytes(peak), share(peak)];
+    let phases = summary.phases.iter().map(|phase| row(phase.name, phase.peak_bytes));
+    let decoding = Some(summary.decoding_bytes).filter(|peak| *peak > 0);
+    let decoding = decoding.map(|peak| row("decoding images", peak));
+    page.table(&phases.chain(decoding).collect::<Vec<_>>());
     if summary.is_encoder_in_blocks {
         page.line(DIM, IN_BLOCKS);
     }

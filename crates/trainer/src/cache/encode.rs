@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::scope;
 
 use compute::{Device, DeviceKind, Dtype};
@@ -15,10 +16,11 @@ use super::reference::{CachedPrompt, CachedReference};
 use super::select::{CachedSample, ClipPart};
 use super::store::CacheKey;
 use crate::cost::{Cost, UNLIMITED, check_cancelled};
+use crate::data::decoding::{MAX_DECODERS, decoding_bytes};
 use crate::data::reference::scaled_reference;
 use crate::data::{
-    Bucket, Crop, Pixels, Problem, ProblemKind, SampleSize, SizeCounts, decode, frames_to_chw,
-    resize_and_crop,
+    Bucket, Crop, DecodingMemory, DecodingNeed, Pixels, Problem, ProblemKind, SampleSize,
+    SizeCounts, decode, frames_to_chw, resize_and_crop,
 };
 use crate::error::Result;
 use crate::model::build::Precision;
@@ -29,9 +31,8 @@ use crate::model::vae::{Tiling, VaeEncoder};
 use crate::progress::{ProgressEvent, ProgressFn};
 use crate::read_ahead::{ReadAhead, read_ahead};
 
-/// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
-/// and each may hold an image of half a gigabyte.
-const DECODERS: ReadAhead = ReadAhead::by(4);
+/// Threads that decode.
+const DECODERS: ReadAhead = ReadAhead::by(MAX_DECODERS);
 
 /// Bytes of decoded frames that wait, or are being made. Chosen: two clips of 121 frames of 768 x 512 pixels.
 const DECODED_BYTES: usize = 300 << 20;
@@ -91,14 +92,19 @@ impl PendingImage {
     }
 
     /// Opens and scales it: an image, or the frames of a clip, each as soon as it is decoded.
-    fn pixels(&self) -> std::result::Result<Vec<Pixels>, ProblemKind> {
+    fn pixels(&self, memory: &DecodingMemory) -> std::result::Result<Vec<Pixels>, ProblemKind> {
         let Self { path, size: SampleSize { bucket, .. }, .. } = self;
+        let reserved = || memory.reserve(self.decoding_bytes()?);
         let frames = match (self.fit, &self.clip) {
-            (ImageFit::Whole, _) => vec![scaled_reference(path, *bucket)?],
-            (ImageFit::Crop(crop), None) => vec![resize_and_crop(&decode(path)?, *bucket, crop)],
+            (ImageFit::Whole, _) => vec![scaled_reference(path, *bucket, memory)?],
+            (ImageFit::Crop(crop), None) => {
+                let _reserved = reserved()?;
+                vec![resize_and_crop(decode(path)?, *bucket, crop)]
+            }
             (ImageFit::Crop(crop), Some(ClipPart { clip, size, segment })) => {
+                let _reserved = reserved()?;
                 let mut frames = Vec::with_capacity(segment.frames);
-                let mut add = |frame: Pixels| frames.push(resize_and_crop(&frame, *bucket, crop));
+                let mut add = |frame: Pixels| frames.push(resize_and_crop(frame, *bucket, crop));
                 clip.read(path, *size, *segment, &mut add)?;
                 frames
             }
@@ -113,6 +119,15 @@ impl PendingImage {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
         }
         Ok(frames)
+    }
+
+    /// Bytes at the peak of decoding and scaling it.
+    fn decoding_bytes(&self) -> std::result::Result<usize, ProblemKind> {
+        let to = self.size.bucket.sides();
+        match &self.clip {
+            None => decoding_bytes(&self.path, to),
+            Some(ClipPart { clip, size, .. }) => clip.decoding_bytes(&self.path, *size, to),
+        }
     }
 
     fn files(&self) -> Vec<&Path> {
@@ -186,11 +201,32 @@ fn tiling(
 /// The encoder's activations outgrow half precision (`force_upcast` in its settings).
 const PRECISION: Precision = Precision::plain(Dtype::F32);
 
+/// What decoding images takes. One whose header cannot be read any more is told when it is decoded.
+pub(super) fn decoding_need(images: &[PendingImage]) -> DecodingNeed {
+    let mut need = DecodingNeed::default();
+    for image in images {
+        need.add(&image.path, image.decoding_bytes().unwrap_or(0));
+    }
+    need.waiting_bytes = waiting_bytes(images.iter().map(|image| image.size));
+    need
+}
+
+/// Bytes of decoded images of these sizes that wait, and of those that are encoded, as floats.
+pub(crate) fn waiting_bytes(sizes: impl Iterator<Item = SampleSize> + Clone) -> usize {
+    let ReadAhead { threads, waiting } = decoders(sizes.clone());
+    let of_size = |size: SampleSize| {
+        let values = 3 * size.pixels();
+        values * (threads + waiting) + values * batch_size(size) * size_of::<f32>()
+    };
+    sizes.map(of_size).max().unwrap_or(0)
+}
+
 /// Puts the latents of images into the index; those that cannot be decoded become problems.
 pub(super) fn encode_images(
     pipeline: &Pipeline,
     device: &Device,
     images: &[PendingImage],
+    memory: &DecodingMemory,
     index: &mut CacheIndex,
     on_progress: ProgressFn<'_>,
 ) -> Result<()> {
@@ -206,7 +242,8 @@ pub(super) fn encode_images(
         waiting: BTreeMap::new(),
     };
     scope(|scope| {
-        for (at, pixels) in read_ahead(scope, images, decoders(images), PendingImage::pixels) {
+        let ahead = decoders(images.iter().map(|image| image.size));
+        for (at, pixels) in read_ahead(scope, images, ahead, |image| image.pixels(memory)) {
             let image = &images[at];
             match pixels {
                 Ok(pixels) => batches.add(image, pixels, index, on_progress)?,
@@ -315,12 +352,12 @@ struct WantedLatents<'a> {
 }
 
 /// How far decoding runs ahead of the autoencoder.
-fn decoders(images: &[PendingImage]) -> ReadAhead {
-    let largest = images.iter().map(|image| 3 * image.size.pixels()).max().unwrap_or(1);
+fn decoders(sizes: impl Iterator<Item = SampleSize>) -> ReadAhead {
+    let largest = sizes.map(|size| 3 * size.pixels()).max().unwrap_or(1);
     // Half of them are being made, half of them wait.
     let n_held = DECODED_BYTES / largest.max(1) / 2;
     let ReadAhead { threads, waiting } = DECODERS;
-    ReadAhead { threads: threads.min(n_held), waiting: waiting.min(n_held) }
+    ReadAhead { threads: threads.min(n_held).max(1), waiting: waiting.min(n_held) }
 }
 
 /// The latents of images or clips [3, frames, height, width]; one by one where they are tiled.
@@ -356,6 +393,7 @@ pub(super) fn encode_texts(
     device: &Device,
     encoding: EncodingOptions,
     prompts: &[CachedPrompt],
+    memory: &Arc<DecodingMemory>,
     index: &mut CacheIndex,
     on_progress: ProgressFn<'_>,
 ) -> Result<()> {
@@ -371,7 +409,7 @@ pub(super) fn encode_texts(
         let mut left = prompts.iter();
         let mut images = HashMap::new();
         let encoded: Vec<Prompt> =
-            prompts.iter().map(|prompt| prompt.to_encode(&mut images)).collect();
+            prompts.iter().map(|prompt| prompt.to_encode(&mut images, memory)).collect();
         pipeline.encoders.encode_each(device, encoding, &encoded, watch, &mut |condition| {
             let prompt = left.next().expect("there is a condition for each prompt");
             let entry = condition_entry(&condition, encoding.precision.dtype);

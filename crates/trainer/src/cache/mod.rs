@@ -42,6 +42,7 @@ use weights::BytesDoneFn;
 use weights::checksum::{Hash, Hasher};
 
 pub use bucketed::media_kinds;
+pub(crate) use encode::waiting_bytes;
 pub use import::ImportedEntries;
 pub use index::{CacheIndex, CachedLatents};
 pub use reference::{CachedPrompt, CachedReference};
@@ -51,7 +52,8 @@ use crate::config::RunConfig;
 use crate::config::data::DataConfig;
 use crate::cost::{Stage, StageMemory, UNLIMITED, nearest_fitting, too_large};
 use crate::data::caption::variants;
-use crate::data::{Problem, ProblemKind, SampleSize, SizeCounts};
+use crate::data::decoding::SMALL_BYTES;
+use crate::data::{DecodingMemory, DecodingNeed, Problem, ProblemKind, SampleSize, SizeCounts};
 use crate::demo::draw_set;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::hashes::{HashCache, field};
@@ -63,7 +65,7 @@ use crate::progress::{ProgressEvent, ProgressFn};
 use crate::sample::encoding::plan_encoding;
 use crate::sample::reference::fit_references;
 use bucketed::check_any;
-use encode::{PendingImage, dry_run_images, encode_images, encode_texts};
+use encode::{PendingImage, decoding_need, dry_run_images, encode_images, encode_texts};
 use reference::ReferenceHasher;
 use scaled::{RESOLUTIONS, fewer_frames, scaled_counts, shortened_counts};
 use select::{captions, select};
@@ -141,6 +143,8 @@ pub struct CachePlan {
     pub phases: Vec<StageMemory>,
     /// How much of a large text encoder is in memory at a time.
     pub loading: EncoderLoading,
+    /// Main memory for decoding images, beside that of the phases.
+    pub decoding_bytes: usize,
 }
 
 /// A folder of images compared with the cache.
@@ -220,13 +224,36 @@ impl<'a> CacheBuilder<'a> {
         &self.index
     }
 
+    /// What decoding the missing images takes.
+    pub fn decoding_need(&self) -> DecodingNeed {
+        decoding_need(&self.images)
+    }
+
     /// The peak memory of each phase, by a dry run; empty if all is cached. If one does not fit into
-    /// `limit` bytes, the error names the nearest change of the job that would.
-    pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<CachePlan> {
+    /// `limit` bytes, the error names the nearest change of the job that would. Images are decoded in `host_limit` bytes
+    /// of main memory, or in what the phases leave of `limit` where it is the same memory.
+    pub fn plan(
+        &self,
+        kind: DeviceKind,
+        limit: usize,
+        host_limit: Option<usize>,
+    ) -> Result<CachePlan> {
         let plan = self.planned(&self.to_encode(), self.precision, kind, limit)?;
-        match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
-            None => Ok(plan),
-            Some(phase) => Err(too_large(*phase, limit, self.remedy(kind, limit)?)),
+        if let Some(phase) = plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
+            return Err(too_large(*phase, limit, self.remedy(kind, limit)?));
+        }
+        let need = self.decoding_need();
+        let is_decoding = |phase: &&StageMemory| phase.name == IMAGES_PHASE;
+        let beside = plan.phases.iter().find(is_decoding).map_or(0, |phase| phase.peak_bytes);
+        let (limit, beside) = host_limit.map_or((limit, beside), |limit| (limit, 0));
+        // Small images are of no account, as the program itself.
+        match need.fit(limit - beside + SMALL_BYTES) {
+            Some(decoding_bytes) => Ok(CachePlan { decoding_bytes, ..plan }),
+            None => Err(TrainerError::DecodingTooLarge {
+                needed: beside + need.least_bytes(),
+                path: need.largest,
+                limit,
+            }),
         }
     }
 
@@ -247,7 +274,8 @@ impl<'a> CacheBuilder<'a> {
             stages.extend(texts);
             loading = planned;
         }
-        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.memory).collect(), loading })
+        let phases = stages.into_iter().map(|stage| stage.memory).collect();
+        Ok(CachePlan { phases, loading, decoding_bytes: 0 })
     }
 
     /// Sizes of the images of the missing prompt whose images take the most tokens.
@@ -293,9 +321,10 @@ impl<'a> CacheBuilder<'a> {
         mut self,
         device: &Device,
         loading: EncoderLoading,
+        decoding_bytes: usize,
         on_progress: ProgressFn<'_>,
     ) -> Result<CacheIndex> {
-        self.encode(device, loading, on_progress)?;
+        self.encode(device, loading, decoding_bytes, on_progress)?;
         self.finish()
     }
 
@@ -304,14 +333,17 @@ impl<'a> CacheBuilder<'a> {
         &mut self,
         device: &Device,
         loading: EncoderLoading,
+        decoding_bytes: usize,
         on_progress: ProgressFn<'_>,
     ) -> Result<()> {
+        let memory = Arc::new(DecodingMemory::new(decoding_bytes));
         let Self { pipeline, precision, index, images, prompts, .. } = self;
         let encoding = EncodingOptions { precision: *precision, loading };
-        let encoded = encode_images(pipeline, device, images, index, on_progress).and_then(|()| {
+        let images_encoded = encode_images(pipeline, device, images, &memory, index, on_progress);
+        let encoded = images_encoded.and_then(|()| {
             // Images that turned out to be damaged cannot be seen by the text encoder either.
             prompts.retain(|prompt| prompt.latent_keys().all(|key| index.store.has(&key)));
-            encode_texts(pipeline, device, encoding, prompts, index, on_progress)
+            encode_texts(pipeline, device, encoding, prompts, &memory, index, on_progress)
         });
         let flushed = index.store.flush();
         *images = missing_images(index);

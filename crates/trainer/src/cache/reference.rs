@@ -10,7 +10,7 @@ use weights::checksum::{FileStamp, Hash, Hasher};
 use super::select::IMAGES_VERSION;
 use super::store::CacheKey;
 use crate::data::reference::{ReferenceSize, mirrored, scaled_reference};
-use crate::data::{Bucket, ProblemKind};
+use crate::data::{Bucket, DecodingMemory, ProblemKind};
 use crate::error::{Result, TrainerError};
 use crate::hashes::{HashCache, field};
 use crate::model::diffusion::text::{Prompt, PromptImage};
@@ -82,8 +82,12 @@ impl CachedReference {
     }
 
     /// Its pixels in a size, if it is still the file that was hashed.
-    fn pixels(&self, size: Bucket) -> std::result::Result<Pixels, ProblemKind> {
-        let pixels = scaled_reference(&self.path, size)?;
+    fn pixels(
+        &self,
+        size: Bucket,
+        memory: &DecodingMemory,
+    ) -> std::result::Result<Pixels, ProblemKind> {
+        let pixels = scaled_reference(&self.path, size, memory)?;
         if FileStamp::read(&self.path).ok() != Some(self.stamp) {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
         }
@@ -130,20 +134,29 @@ impl CachedPrompt {
     }
 
     /// As the text encoder takes it. `images` has those of other prompts, by where their latents are.
-    pub(super) fn to_encode(&self, images: &mut HashMap<CacheKey, PromptImage>) -> Prompt {
+    pub(super) fn to_encode(
+        &self,
+        images: &mut HashMap<CacheKey, PromptImage>,
+        memory: &Arc<DecodingMemory>,
+    ) -> Prompt {
         let image = |image: &Arc<CachedReference>| {
             let known = images.entry(image.key(self.is_mirrored));
-            known.or_insert_with(|| prompt_image(Arc::clone(image), self.is_mirrored)).clone()
+            let read = || prompt_image(Arc::clone(image), self.is_mirrored, Arc::clone(memory));
+            known.or_insert_with(read).clone()
         };
         Prompt { text: self.text.clone(), images: self.images.iter().map(image).collect() }
     }
 }
 
 /// An image as the text encoder takes it: read when it is encoded.
-fn prompt_image(image: Arc<CachedReference>, is_mirrored: bool) -> PromptImage {
+fn prompt_image(
+    image: Arc<CachedReference>,
+    is_mirrored: bool,
+    memory: Arc<DecodingMemory>,
+) -> PromptImage {
     let size = image.size.encoder.expect("it sees all of them");
     let read = move || {
-        let pixels = image.pixels(size).map_err(|kind| TrainerError::Request {
+        let pixels = image.pixels(size, &memory).map_err(|kind| TrainerError::Request {
             problem: format!("{} {kind}", image.path.display()),
             hint: "leave it as it is while it is encoded",
         })?;

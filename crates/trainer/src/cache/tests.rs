@@ -21,6 +21,9 @@ use crate::train::diffusion::batch::{BatchReader, EncodedSample};
 
 const LIMIT: usize = 1 << 28;
 
+/// For small images.
+const DECODING: usize = 8 << 20;
+
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
 }
@@ -93,7 +96,7 @@ impl Place {
 
     fn index(&self) -> CacheIndex {
         let device = Device::cpu(2, LIMIT).unwrap();
-        self.caching().unwrap().run(&device, EncoderLoading::Whole, &|_| true).unwrap()
+        self.caching().unwrap().run(&device, EncoderLoading::Whole, DECODING, &|_| true).unwrap()
     }
 
     /// Files of the cache whose names end so.
@@ -173,10 +176,12 @@ fn what_is_there_is_not_encoded_again() {
     let first = place.index();
     let again = place.caching().unwrap();
     assert_eq!(again.missing(), MissingEntries { images: 0, texts: 0 });
-    assert_eq!(again.plan(DeviceKind::cpu(2), 0).unwrap().phases, []);
+    assert_eq!(again.plan(DeviceKind::cpu(2), 0, None).unwrap().phases, []);
     // No room at all: nothing is loaded.
     let again = again
-        .run(&Device::cpu(1, 0).unwrap(), EncoderLoading::Whole, &|event| panic!("{event:?}"))
+        .run(&Device::cpu(1, 0).unwrap(), EncoderLoading::Whole, DECODING, &|event| {
+            panic!("{event:?}")
+        })
         .unwrap();
     for (a, b) in first.train.iter().zip(&again.train) {
         assert_eq!(first.latents(a, true).unwrap(), again.latents(b, true).unwrap());
@@ -285,7 +290,7 @@ fn an_interruption_loses_little() {
     let n_done = AtomicUsize::new(0);
     let device = Device::cpu(2, LIMIT).unwrap();
     let tell = |event| event != ProgressEvent::Done || n_done.fetch_add(1, Ordering::Relaxed) < 2;
-    let stopped = place.caching().unwrap().run(&device, EncoderLoading::Whole, &tell);
+    let stopped = place.caching().unwrap().run(&device, EncoderLoading::Whole, DECODING, &tell);
     assert!(matches!(stopped, Err(TrainerError::Weights(WeightsError::Cancelled))));
     assert_eq!(place.missing().0, 2);
     assert_eq!(place.index().train.len(), 5);
@@ -295,7 +300,7 @@ fn an_interruption_loses_little() {
 fn a_plan_is_what_a_run_takes() {
     let place = Place::new(3);
     let caching = place.caching().unwrap();
-    let CachePlan { phases, loading } = caching.plan(DeviceKind::cpu(2), LIMIT).unwrap();
+    let CachePlan { phases, loading, .. } = caching.plan(DeviceKind::cpu(2), LIMIT, None).unwrap();
     assert_eq!(loading, EncoderLoading::Whole);
     let names: Vec<_> = phases.iter().map(|phase| phase.name).collect();
     assert_eq!(names, ["images", "clip-l", "clip-g", "t5"]);
@@ -303,12 +308,13 @@ fn a_plan_is_what_a_run_takes() {
     let whole = peak(&phases);
     assert_eq!(phases.last().unwrap().peak_bytes, whole, "T5 decides");
     // In a byte less T5 is encoded block by block, and into the same prompts.
-    let CachePlan { phases, loading } = caching.plan(DeviceKind::cpu(2), whole - 1).unwrap();
+    let CachePlan { phases, loading, .. } =
+        caching.plan(DeviceKind::cpu(2), whole - 1, None).unwrap();
     assert_eq!(loading, EncoderLoading::Blocks);
     let peak = peak(&phases);
-    says(caching.plan(DeviceKind::cpu(2), peak / 2), &["does not fit", "limit"]);
+    says(caching.plan(DeviceKind::cpu(2), peak / 2, None), &["does not fit", "limit"]);
     let device = Device::cpu(2, peak).unwrap();
-    let index = caching.run(&device, loading, &|_| true).unwrap();
+    let index = caching.run(&device, loading, DECODING, &|_| true).unwrap();
     let other = Place::new(3);
     let text = index.plain_text(&index.train[0]);
     assert_eq!(

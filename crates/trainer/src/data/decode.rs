@@ -9,9 +9,11 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::Path;
 
-use image::{DynamicImage, ImageReader};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageFormat, ImageReader, RgbImage};
 
 use super::header;
+use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use crate::pixels::Pixels;
 
@@ -20,29 +22,50 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     let header = header::read(path)?;
     let bytes = fs::metadata(path).map_or(0, |about| about.len());
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
-    let mut reader = ImageReader::with_format(BufReader::new(file), header.format);
-    reader.limits(header::limits());
-    let mut image = reader.decode().map_err(|error| header::explain(error, bytes))?;
-    image.apply_orientation(header.orientation);
-    Ok(over_white(image))
+    let explain = |error| header::explain(error, bytes);
+    let file = BufReader::new(file);
+    let pixels = if header.format == ImageFormat::Png {
+        PngImage::open(file).and_then(PngImage::decode).map_err(explain)?
+    } else {
+        let mut reader = ImageReader::with_format(file, header.format);
+        reader.limits(header.limits());
+        over_white(reader.decode().map_err(explain)?)
+    };
+    Ok(oriented(pixels, header.orientation))
 }
 
-/// Whole channels are converted by `image`, which rounds 16 bits to the nearest of 8.
+fn oriented(pixels: Pixels, orientation: Orientation) -> Pixels {
+    if orientation == Orientation::NoTransforms {
+        return pixels;
+    }
+    let Pixels { width, height, rgb } = pixels;
+    let image = RgbImage::from_raw(width, height, rgb).expect("it has all of its pixels");
+    let mut image = DynamicImage::from(image);
+    image.apply_orientation(orientation);
+    Pixels { width: image.width(), height: image.height(), rgb: image.into_bytes() }
+}
+
+/// In place where there is an alpha channel.
 pub(super) fn over_white(image: DynamicImage) -> Pixels {
     let (width, height) = (image.width(), image.height());
     if !image.color().has_alpha() {
         return Pixels { width, height, rgb: image.into_rgb8().into_raw() };
     }
-    let rgba = image.into_rgba8();
-    let rgb = rgba.pixels().flat_map(|pixel| {
-        let [red, green, blue, alpha] = pixel.0;
-        [red, green, blue].map(|colour| mixed(colour, alpha))
-    });
-    Pixels { width, height, rgb: rgb.collect() }
+    let mut bytes = image.into_rgba8().into_raw();
+    let n = bytes.len() / 4;
+    for at in 0..n {
+        let alpha = bytes[4 * at + 3];
+        for channel in 0..3 {
+            bytes[3 * at + channel] = mixed(bytes[4 * at + channel], alpha);
+        }
+    }
+    bytes.truncate(3 * n);
+    bytes.shrink_to_fit();
+    Pixels { width, height, rgb: bytes }
 }
 
 /// A colour blended over white, rounded to the nearest.
-fn mixed(colour: u8, alpha: u8) -> u8 {
+pub(super) fn mixed(colour: u8, alpha: u8) -> u8 {
     let [colour, alpha] = [u32::from(colour), u32::from(alpha)];
     ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }

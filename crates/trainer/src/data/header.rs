@@ -11,16 +11,15 @@ use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
 use image::codecs::jpeg::JpegDecoder;
-use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 use image::{ImageDecoder, ImageError, ImageFormat, Limits};
 
+use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use super::sniff;
 
-/// Most pixels of an image. Chosen: more than any camera makes today. Decoded it takes up to
-/// 8 bytes for each (16 bits with alpha), and progressive JPEG 6 bytes beside the 3 of its pixels.
+/// Most pixels of an image. Chosen: more than any camera makes today.
 pub const MOST_PIXELS: u64 = 256_000_000;
 
 /// Longest file. Chosen: `MOST_PIXELS` of noise at 3 bytes each, and some.
@@ -34,14 +33,24 @@ pub(super) struct ImageHeader {
     pub(super) size: [u32; 2],
     pub(super) orientation: Orientation,
     pub(super) is_animated: bool,
+    /// Bytes at the peak of decoding it to 8-bit RGB.
+    pub(super) decoding_bytes: usize,
 }
 
-/// Allocation limits for `image`. Rows, palettes and compressed texts count; the pixels themselves are
-/// limited by `MOST_PIXELS`.
-pub(super) fn limits() -> Limits {
-    let mut limits = Limits::default();
-    limits.max_alloc = Some(MOST_PIXELS * 8);
-    limits
+impl ImageHeader {
+    /// Allocation limits for `image`: what was planned, and no more.
+    pub(super) fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        limits.max_alloc = Some(self.decoding_bytes as u64);
+        limits
+    }
+
+    /// Bytes at the peak of decoding a frame of an animation: canvases of this one and the one before, the frame, and
+    /// what is handed out, each of four channels, and some.
+    pub(super) fn frame_bytes(&self) -> usize {
+        let [width, height] = self.size.map(|side| side as usize);
+        self.decoding_bytes.saturating_add(width * height * 24)
+    }
 }
 
 /// Reads it, and refuses what cannot be decoded or would take too much.
@@ -73,7 +82,7 @@ impl ImageFile {
             .map_err(|error| ProblemKind::unreadable(&error))?;
         let format = sniff::sniff(&start)?;
         let bytes = self.bytes;
-        let (size, orientation, is_animated) = match format {
+        let HeaderInfo { size, orientation, is_animated, decoding_bytes } = match format {
             ImageFormat::Png => self.png(),
             ImageFormat::Gif => self.gif(),
             ImageFormat::WebP => self.webp(&start),
@@ -85,7 +94,10 @@ impl ImageFile {
             return Err(ProblemKind::Huge { size, pixels, most: MOST_PIXELS });
         }
         let size = if turns_sides(orientation) { [size[1], size[0]] } else { size };
-        Ok(ImageHeader { format, size, orientation, is_animated })
+        // A copy that is turned, and what is of no account beside an image.
+        let copies = if orientation == Orientation::NoTransforms { 1 } else { 2 };
+        let decoding_bytes = decoding_bytes.max(copies * 3 * pixels as usize) + FIXED_BYTES;
+        Ok(ImageHeader { format, size, orientation, is_animated, decoding_bytes })
     }
 
     fn from(&mut self, at: u64) -> io::Result<&mut BufReader<File>> {
@@ -102,12 +114,17 @@ impl ImageFile {
 
     fn png(&mut self) -> Result<HeaderInfo, ImageError> {
         const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
-        let mut decoder = PngDecoder::with_limits(self.from(0)?, limits())?;
-        let found = (size(&decoder), decoder.orientation()?, decoder.is_apng()?);
+        let file = self.from(0)?.get_ref().try_clone()?;
+        let image = PngImage::open(BufReader::new(file))?;
         if !self.ends_with(END)? {
             png_end(self.from(8)?)?;
         }
-        Ok(found)
+        Ok(HeaderInfo {
+            size: image.size(),
+            orientation: image.orientation(),
+            is_animated: image.is_animated(),
+            decoding_bytes: image.decoding_bytes(),
+        })
     }
 
     fn webp(&mut self, start: &[u8]) -> Result<HeaderInfo, ImageError> {
@@ -117,14 +134,34 @@ impl ImageFile {
         if length.is_some_and(|length| u64::from(length) + 8 > self.bytes) {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        let bytes = self.bytes;
         let mut decoder = WebPDecoder::new(self.from(0)?)?;
-        Ok((size(&decoder), decoder.orientation()?, decoder.has_animation()))
+        let size = size(&decoder);
+        decoder.set_limits(beside_pixels(size))?;
+        // Planes at half the size and RGB; RGBA and what is made of it; both, with a mask.
+        let per_pixel = match start.get(12..16) {
+            Some(b"VP8 ") => 5,
+            Some(b"VP8L") => 9,
+            _ => 13,
+        };
+        Ok(HeaderInfo {
+            size,
+            orientation: decoder.orientation()?,
+            is_animated: decoder.has_animation(),
+            decoding_bytes: per_pixel * area(size) + 2 * bytes as usize,
+        })
     }
 
     fn gif(&mut self) -> Result<HeaderInfo, ImageError> {
         let size = size(&GifDecoder::new(self.from(0)?)?);
         let n_frames = gif_frames(&mut self.file)?;
-        Ok((size, Orientation::NoTransforms, n_frames > 1))
+        Ok(HeaderInfo {
+            size,
+            orientation: Orientation::NoTransforms,
+            is_animated: n_frames > 1,
+            // The frame, and the canvas that it is put upon.
+            decoding_bytes: 8 * area(size),
+        })
     }
 
     fn jpeg(&mut self) -> Result<HeaderInfo, ImageError> {
@@ -133,13 +170,42 @@ impl ImageFile {
         // A scan or an end before any frame: the decoder's own error explains it.
         let size = segments
             .size
-            .map_or_else(|| Ok(size(&JpegDecoder::new(self.from(0)?)?)), Ok::<_, ImageError>);
-        Ok((size?, segments.orientation.unwrap_or(Orientation::NoTransforms), false))
+            .map_or_else(|| Ok(size(&JpegDecoder::new(self.from(0)?)?)), Ok::<_, ImageError>)?;
+        Ok(HeaderInfo {
+            size,
+            orientation: segments.orientation.unwrap_or(Orientation::NoTransforms),
+            is_animated: false,
+            decoding_bytes: segments.decoding_bytes(size) + 2 * self.bytes as usize,
+        })
     }
 }
 
-/// Size as stored, orientation, whether it is animated.
-type HeaderInfo = ([u32; 2], Orientation, bool);
+/// Bytes that are of no account beside an image. Chosen: buffers of files, tables of codes.
+const FIXED_BYTES: usize = 1 << 20;
+
+/// What a format's own header says.
+struct HeaderInfo {
+    /// As stored.
+    size: [u32; 2],
+    orientation: Orientation,
+    is_animated: bool,
+    /// Before the image is turned.
+    decoding_bytes: usize,
+}
+
+fn area([width, height]: [u32; 2]) -> usize {
+    (width as usize).saturating_mul(height as usize).min(MOST_PIXELS as usize + 1)
+}
+
+/// Most bytes beside the pixels, as EXIF. Chosen: that of cameras has some kilobytes.
+pub(super) const MOST_BESIDE: usize = 2 << 20;
+
+/// Limits for what stands beside the pixels, and a row of them.
+pub(super) fn beside_pixels([width, _]: [u32; 2]) -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MOST_BESIDE as u64 + 8 * u64::from(width));
+    limits
+}
 
 fn size(decoder: &impl ImageDecoder) -> [u32; 2] {
     decoder.dimensions().into()
@@ -256,6 +322,10 @@ fn skip_blocks(file: &mut BufReader<File>) -> io::Result<()> {
 struct JpegSegments {
     size: Option<[u32; 2]>,
     orientation: Option<Orientation>,
+    n_channels: usize,
+    is_progressive: bool,
+    /// Channels of the first scan.
+    n_in_scan: usize,
 }
 
 impl JpegSegments {
@@ -267,20 +337,36 @@ impl JpegSegments {
                 0xd9 => return Ok(segments),
                 // Without a length: restart markers, and one that is unused.
                 0x01 | 0xd0..=0xd8 => {}
-                0xda if has_end => return Ok(segments),
+                0xda if has_end => {
+                    let [_, _, channels] = array(file)?;
+                    segments.n_in_scan = channels.into();
+                    return Ok(segments);
+                }
                 marker => segments.add(marker, file)?,
             }
         }
     }
 
+    /// Pixels, rows on their way, and all coefficients where not each row is complete at once.
+    fn decoding_bytes(&self, size: [u32; 2]) -> usize {
+        // Blocks of 8 by 8, up to four of them in both directions.
+        let padded = size.map(|side| side.saturating_add(32));
+        let is_whole = !self.is_progressive && self.n_in_scan == self.n_channels;
+        let coefficients = if is_whole { 0 } else { 2 * self.n_channels.min(4) };
+        let rgb = if self.n_channels == 1 { 4 } else { 3 };
+        rgb * area(size) + coefficients * area(padded) + size[0] as usize * 1024
+    }
+
     fn add(&mut self, marker: u8, file: &mut BufReader<File>) -> io::Result<()> {
         let length = u16::from_be_bytes(array(file)?).saturating_sub(2);
         // The frame: bits, height, width. Tables have numbers in the same range.
-        if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 5 {
-            let [_, a, b, c, d] = array(file)?;
+        if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 6 {
+            let [_, a, b, c, d, channels] = array(file)?;
+            self.is_progressive = marker == 0xc2;
+            self.n_channels = channels.into();
             let [height, width] = [[a, b], [c, d]].map(|two| u16::from_be_bytes(two).into());
             self.size = Some([width, height]);
-            return file.seek_relative(i64::from(length) - 5);
+            return file.seek_relative(i64::from(length) - 6);
         }
         if marker != 0xe1 {
             return file.seek_relative(length.into());

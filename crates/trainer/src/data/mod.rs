@@ -1,7 +1,7 @@
 //! Image and video datasets: folders of images, clips and captions, up to the pixels and texts of one step. Knows nothing
 //! of models, devices or training; a problem with a file is a value, never the end of a scan.
 //!
-//! `scan` finds images and clips with their captions, `decode` decodes an image, `clip` the frames of a clip, `bucket` chooses its size, `resize` scales
+//! `scan` finds images and clips with their captions, `decode` decodes an image, `decoding` bounds its memory, `clip` the frames of a clip, `bucket` chooses its size, `resize` scales
 //! and crops it, `caption` augments captions, `batch_sampler` decides which images a step sees.
 //!
 //! Deliberately absent: colour profiles and PNG's gamma. The images that models were pretrained on were
@@ -14,12 +14,14 @@ pub mod clip;
 mod clip_folder;
 pub(crate) mod csv;
 pub mod decode;
+pub mod decoding;
 pub mod fault;
 pub mod findings;
 mod header;
 mod listing;
 mod metadata;
 mod pairs;
+mod png_rows;
 pub mod problem;
 pub mod reference;
 pub mod resize;
@@ -37,6 +39,7 @@ pub use batch_sampler::BatchSampler;
 pub use bucket::{Bucket, Buckets};
 pub use clip::{ClipSegment, TrainingClip};
 pub use decode::decode;
+pub use decoding::{DecodingMemory, DecodingNeed};
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};

@@ -106,6 +106,14 @@ pub enum ProblemKind {
         /// The limit.
         most: u64,
     },
+    /// More memory to decode it than there is for that.
+    #[error("takes {} to decode, most is {}", Bytes(*needed as u64), Bytes(*limit as u64))]
+    DecodingMemory {
+        /// Bytes at the peak of decoding it.
+        needed: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A file above the size limit.
     #[error("is too long: {}, most is {}", Bytes(*bytes), Bytes(*most))]
     TooLong {
@@ -389,6 +397,7 @@ impl ProblemKind {
             Self::Truncated { .. } => "truncated",
             Self::Damaged { .. } => "damaged",
             Self::Huge { .. } => "with too many pixels",
+            Self::DecodingMemory { .. } => "with too much to decode",
             Self::TooLong { .. } => "too long",
             Self::ReferenceUnusable { .. } => "with a reference that cannot be used",
             Self::ReferencesTooMany { .. } => "with too many references",
@@ -464,6 +473,7 @@ impl ProblemKind {
                 | Self::UnsupportedFormat { .. }
                 | Self::TooSmall { .. }
                 | Self::Huge { .. }
+                | Self::DecodingMemory { .. }
                 | Self::TooLong { .. }
                 | Self::NotAVideo { .. }
                 | Self::ProgramMissing { .. }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::bucket::Bucket;
 use super::decode::decode;
+use super::decoding::{DecodingMemory, decoding_bytes};
 use super::header;
 use super::problem::ProblemKind;
 use super::scan::{MAX_REFERENCES, ReferenceImage};
@@ -105,8 +106,13 @@ pub fn read_reference(path: &Path) -> Result<ReferenceImage, ProblemKind> {
 }
 
 /// The pixels of a reference in a size, not cropped: scaled as the pipelines of the models do it.
-pub fn scaled_reference(path: &Path, size: Bucket) -> Result<Pixels, ProblemKind> {
-    Ok(scale(&decode(path)?, size.sides(), Filter::PillowLanczos))
+pub fn scaled_reference(
+    path: &Path,
+    size: Bucket,
+    memory: &DecodingMemory,
+) -> Result<Pixels, ProblemKind> {
+    let _reserved = memory.reserve(decoding_bytes(path, size.sides())?)?;
+    Ok(scale(decode(path)?, size.sides(), Filter::PillowLanczos))
 }
 
 /// Mirrored left to right.

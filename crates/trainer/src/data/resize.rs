@@ -19,17 +19,27 @@ pub enum Crop {
 
 /// Scales and cuts. Every pixel of the bucket is one of the image; its aspect is kept, but for
 /// rounding the scaled sides to whole pixels.
-pub fn resize_and_crop(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
+pub fn resize_and_crop(pixels: Pixels, bucket: Bucket, crop: Crop) -> Pixels {
     let size = [bucket.width as u32, bucket.height as u32];
     let at = match crop {
         Crop::Centre => [0.5, 0.5],
         Crop::At { x, y } => [x, y],
     };
-    let scaled = match shortened(pixels, size, at) {
-        Some(shorter) => scale(&shorter, covering(&shorter, size), Filter::Lanczos),
-        None => scale(pixels, covering(pixels, size), Filter::Lanczos),
-    };
-    cut(&scaled, at, size)
+    let pixels = shortened(pixels, size, at);
+    let covering = covering([pixels.width, pixels.height], size);
+    let scaled = scale(pixels, covering, Filter::Lanczos);
+    if covering == size { scaled } else { cut(&scaled, at, size) }
+}
+
+/// Bytes at the peak of scaling an image to a size: its own, those between its two passes, and the result.
+pub(super) fn scaling_bytes(size: [u32; 2], to: [u32; 2]) -> usize {
+    let area = |[width, height]: [u32; 2]| width as usize * height as usize;
+    let shorter = shortened_size(size, to);
+    let copied = if shorter == size { 0 } else { area(shorter) };
+    let covering = covering(shorter, to);
+    // Scaled in one direction: rows of floats with an alpha channel, or columns of bytes.
+    let between = (16 * area([shorter[0], covering[1]])).max(3 * area([covering[0], shorter[1]]));
+    3 * (area(size) + copied + 2 * area(covering)) + between
 }
 
 /// As [3, height, width] from -1 to 1, mirrored left to right if asked.
@@ -63,8 +73,8 @@ fn add_colour(pixels: &Pixels, colour: usize, flip: bool, numbers: &mut Vec<f32>
 
 /// The smallest size of the image's aspect that covers another. The side that decides is met
 /// exactly; the other is rounded, and never below.
-fn covering(pixels: &Pixels, [width, height]: [u32; 2]) -> [u32; 2] {
-    let [from_width, from_height] = [u64::from(pixels.width), u64::from(pixels.height)];
+fn covering(from: [u32; 2], [width, height]: [u32; 2]) -> [u32; 2] {
+    let [from_width, from_height] = from.map(u64::from);
     let [to_width, to_height] = [u64::from(width), u64::from(height)];
     let divided = |value: u64, by: u64| ((value + by / 2) / by.max(1)) as u32;
     if to_width * from_height >= to_height * from_width {
@@ -79,19 +89,19 @@ const LONGEST: u32 = 4;
 
 /// Crops an extreme aspect before scaling: an image 64 pixels wide and 65535 high would take more than a
 /// gigabyte to scale. The crop has the same fraction before and after scaling, so that the same part stays.
-pub(super) fn shortened(
-    pixels: &Pixels,
-    [width, height]: [u32; 2],
-    at: [f32; 2],
-) -> Option<Pixels> {
-    let covering = covering(pixels, [width, height]);
+pub(super) fn shortened(pixels: Pixels, to: [u32; 2], at: [f32; 2]) -> Pixels {
+    let from = [pixels.width, pixels.height];
+    let size = shortened_size(from, to);
+    if size == from { pixels } else { cut(&pixels, at, size) }
+}
+
+fn shortened_size(from: [u32; 2], [width, height]: [u32; 2]) -> [u32; 2] {
+    let covering = covering(from, [width, height]);
     let within = |from: u32, to: u32, bucket: u32| {
         let most = u64::from(from) * u64::from(LONGEST * bucket) / u64::from(to.max(1));
         if to / LONGEST > bucket { (most as u32).clamp(1, from) } else { from }
     };
-    let size =
-        [within(pixels.width, covering[0], width), within(pixels.height, covering[1], height)];
-    (size != [pixels.width, pixels.height]).then(|| cut(pixels, at, size))
+    [within(from[0], covering[0], width), within(from[1], covering[1], height)]
 }
 
 /// Crops to a size, at a fraction of the excess. A fraction out of range, or NaN, is clamped.

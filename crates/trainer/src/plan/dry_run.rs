@@ -18,7 +18,7 @@ use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 use crate::task::session::{BatchPosition, MicroBatchStep, Session};
-use crate::task::traits::{Preparation, Task};
+use crate::task::traits::{Preparation, PreparationLimits, Task};
 
 /// A job with every value decided, and its device.
 pub(super) struct DryRun<'a, T: Task> {
@@ -46,8 +46,8 @@ pub(super) struct SampleEstimate {
 
 impl<T: Task> DryRun<'_, T> {
     /// What comes before training, the fastest way within `limit` bytes.
-    pub fn preparation(&self, limit: usize) -> Result<Preparation> {
-        self.task.preparation(self.config, self.dataset, self.kind, limit)
+    pub fn preparation(&self, limits: PreparationLimits) -> Result<Preparation> {
+        self.task.preparation(self.config, self.dataset, self.kind, limits)
     }
 
     /// The peak of a step in the largest size, and the mean time over the most frequent sizes.

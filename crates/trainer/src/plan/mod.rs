@@ -31,15 +31,18 @@ pub use rates::Rates;
 
 use self::choice::{Precisions, batch_options, encoder_formats, offloads, precisions};
 use self::dry_run::{DryRun, SampleEstimate};
+use crate::cache::IMAGES_PHASE;
 use crate::config::RunConfig;
 use crate::config::batch::{BatchSettings, PlanChoice};
 use crate::cost;
+use crate::data::DecodingNeed;
+use crate::data::decoding::SMALL_BYTES;
 use crate::error::{Result, TrainerError};
 use crate::event::{Phase, PlannedPhase, TimeEstimate};
 use crate::model::diffusion::text::EncoderLoading;
 use crate::model::offload::Offload;
 use crate::model::vae::Tiling;
-use crate::task::traits::{DatasetSummary, Preparation, Task};
+use crate::task::traits::{DatasetSummary, Preparation, PreparationLimits, Task};
 
 /// The job to plan.
 #[derive(Clone, Copy)]
@@ -106,6 +109,8 @@ pub struct Plan {
     pub tiling: Option<Tiling>,
     /// How much of a large text encoder is in memory at a time while texts are encoded.
     pub encoder_loading: EncoderLoading,
+    /// Main memory for images that are being decoded, as part of `total_bytes` where the device shares it.
+    pub decoding_bytes: usize,
     /// Mean seconds of a step over the most frequent sizes.
     pub step_secs: f64,
     /// How long all of it takes.
@@ -293,12 +298,48 @@ impl<'a, T: Task> PlanSearch<'a, T> {
     /// What comes before training; fails if a part of it does not fit.
     fn preparation(&self, config: &RunConfig) -> Result<Preparation> {
         let limit = self.budget.limit_bytes.saturating_sub(self.encoding_bytes);
-        let before = self.dry_run(config).preparation(limit)?;
+        let images = limit.saturating_sub(self.decoding_beside(0));
+        let limits = PreparationLimits { images, texts: limit };
+        let mut before = self.dry_run(config).preparation(limits)?;
         let phases = before.stages.iter().map(|stage| stage.memory);
-        match phases.clone().find(|phase| phase.peak_bytes > limit) {
-            None => Ok(before),
-            Some(phase) => Err(self.too_large(&phase.name, phase.peak_bytes + self.encoding_bytes)),
+        if let Some(phase) = phases.clone().find(|phase| phase.peak_bytes > limit) {
+            return Err(self.too_large(&phase.name, phase.peak_bytes + self.encoding_bytes));
         }
+        before.decoding_bytes = self.decoding(&before)?;
+        Ok(before)
+    }
+
+    /// Bytes for decoding images: for as many at once as there is room for beside the arena.
+    fn decoding(&self, before: &Preparation) -> Result<usize> {
+        let need = &self.job.dataset.decoding;
+        let arena = self.images_peak(before) + self.encoding_bytes;
+        // Some images are counted with the program.
+        let (limit, beside) = match self.budget.host_bytes {
+            Some(limit) if !self.budget.shares_memory() => (limit, 0),
+            _ if !self.budget.shares_memory() => (usize::MAX, 0),
+            _ => (self.budget.limit_bytes, arena.saturating_sub(SMALL_BYTES)),
+        };
+        need.fit(limit.saturating_sub(beside)).ok_or_else(|| TrainerError::DecodingTooLarge {
+            path: need.largest.clone(),
+            needed: beside.saturating_add(need.least_bytes()),
+            limit,
+        })
+    }
+
+    /// Bytes beside the arena and the program for images, with so many for decoders, or with enough for one.
+    fn decoding_beside(&self, decoding_bytes: usize) -> usize {
+        let DecodingNeed { largest_bytes, waiting_bytes, .. } = &self.job.dataset.decoding;
+        let bytes = waiting_bytes.saturating_add(decoding_bytes.max(*largest_bytes));
+        if self.budget.shares_memory() { bytes.saturating_sub(SMALL_BYTES) } else { 0 }
+    }
+
+    /// The peak of the arena while images are decoded: those of prompts while texts are encoded.
+    fn images_peak(&self, before: &Preparation) -> usize {
+        let has_references = !self.job.dataset.references_to_encode.is_empty();
+        let is_decoding =
+            |stage: &&cost::Stage| stage.memory.name == IMAGES_PHASE || has_references;
+        let peaks = before.stages.iter().filter(is_decoding).map(|stage| stage.memory.peak_bytes);
+        peaks.max().unwrap_or(0)
     }
 
     /// The least memory that the whole program can take; beyond `limit` it may be an underestimate.
@@ -310,8 +351,10 @@ impl<'a, T: Task> PlanSearch<'a, T> {
         if step > limit {
             return Ok(step);
         }
-        let before = dry_run.preparation(0)?.stages.into_iter();
-        let before = before.map(|stage| stage.memory.peak_bytes + self.encoding_bytes).max();
+        let before = dry_run.preparation(PreparationLimits::default())?;
+        let decoding = self.images_peak(&before) + self.decoding_beside(0);
+        let before = before.stages.iter().map(|stage| stage.memory.peak_bytes).max();
+        let before = before.map(|peak| peak.max(decoding) + self.encoding_bytes);
         let (training, _) = dry_run.training()?;
         let shown = dry_run.samples(0)?.phase;
         let training = training.iter().chain(&shown).map(|phase| phase.peak_bytes + beside).max();
@@ -417,7 +460,9 @@ impl<'a, T: Task> PlanSearch<'a, T> {
             PlannedPhase { name: name.into(), peak_bytes }
         });
         let encoding: Vec<PlannedPhase> = encoding.collect();
-        let total_bytes = (peak(&encoding) + self.encoding_bytes).max(peak(&training) + host_bytes);
+        let decoding = self.images_peak(before) + self.decoding_beside(before.decoding_bytes);
+        let encoding_peak = peak(&encoding).max(decoding) + self.encoding_bytes;
+        let total_bytes = encoding_peak.max(peak(&training) + host_bytes);
         Ok(Plan {
             choice,
             phases: [encoding, training].concat(),
@@ -427,6 +472,7 @@ impl<'a, T: Task> PlanSearch<'a, T> {
             total_bytes,
             tiling,
             encoder_loading: before.encoder_loading,
+            decoding_bytes: before.decoding_bytes,
             step_secs,
             times,
             candidates: std::mem::take(&mut self.candidates),

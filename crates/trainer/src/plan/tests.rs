@@ -8,7 +8,7 @@ use machine::{Machine, MachineRecording, ProbeSource};
 use super::rates::{CallSizeUnit, RateCurve};
 use super::*;
 use crate::config::RawConfig;
-use crate::data::{Bucket, SampleSize, SizeCounts};
+use crate::data::{Bucket, DecodingNeed, SampleSize, SizeCounts};
 use crate::error::{LimitRaise, typed_limit};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
@@ -28,6 +28,7 @@ fn dataset() -> DatasetSummary<SampleSize> {
         // Beside a model so small, what the program holds while it encodes would decide.
         to_encode: SizeCounts::new(),
         references_to_encode: SizeCounts::new(),
+        decoding: DecodingNeed::default(),
         n_texts: 0,
         is_nominal: false,
     }

@@ -20,11 +20,13 @@ use weights::load::load_f32;
 use self::clip::Clip;
 use self::encoding::plan_encoding;
 use self::guided::GuidedDenoiser;
-use self::reference::{ReferenceLatents, encode_references, fit_references, prompt_image};
+use self::reference::{
+    ReferenceLatents, decoding_need, encode_references, fit_references, prompt_image,
+};
 use crate::cost::{
     StageMemory, UNLIMITED, check_cancelled, first_fitting, nearest_fitting, too_large,
 };
-use crate::data::{Bucket, ReferenceSize, to_chw};
+use crate::data::{Bucket, DecodingMemory, DecodingNeed, ReferenceSize, to_chw};
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
@@ -122,6 +124,8 @@ pub struct SamplePlan {
     pub tiling: Option<Tiling>,
     /// How much of a large text encoder is in memory at a time.
     pub encoder_loading: EncoderLoading,
+    /// Main memory for decoding reference images.
+    pub decoding_bytes: usize,
 }
 
 impl SamplePlan {
@@ -199,10 +203,18 @@ impl<'a> SampleJob<'a> {
     /// that would.
     pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<SamplePlan> {
         let plan = self.fastest_plan(kind, limit)?;
-        match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
-            None => Ok(plan),
-            Some(phase) => Err(too_large(*phase, limit, self.remedy(kind, limit)?)),
+        if let Some(phase) = plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
+            return Err(too_large(*phase, limit, self.remedy(kind, limit)?));
         }
+        // One at a time: there are a few at most.
+        let DecodingNeed { largest, largest_bytes, .. } = decoding_need(&self.references)?;
+        let beside = plan.phases.iter().find(|phase| phase.name == REFERENCES);
+        let needed = largest_bytes + beside.map_or(0, |phase| phase.peak_bytes);
+        let shares_memory = !matches!(kind, DeviceKind::Cuda { .. });
+        if shares_memory && needed > limit {
+            return Err(TrainerError::DecodingTooLarge { path: largest, needed, limit });
+        }
+        Ok(SamplePlan { decoding_bytes: largest_bytes, ..plan })
     }
 
     /// The fastest plan whose phases fit into `limit` bytes; for a phase that does not fit, the option that takes the
@@ -216,7 +228,7 @@ impl<'a> SampleJob<'a> {
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         if !references.is_empty() {
             let device = Device::meta(kind, UNLIMITED);
-            encode_references(pipeline, &device, references, &|_| true)?;
+            encode_references(pipeline, &device, references, &DecodingMemory::new(0), &|_| true)?;
             phases.push(StageMemory { name: REFERENCES, peak_bytes: device.usage().extent });
         }
         let empty = [self.dry_run_prompt()?];
@@ -237,7 +249,8 @@ impl<'a> SampleJob<'a> {
             self.decode(device, &latents, tiling, &|_| true).map(drop)
         })?;
         phases.push(StageMemory { name: DECODE, peak_bytes });
-        Ok(SamplePlan { phases, is_cfg_batched: is_paired, tiling, encoder_loading })
+        let is_cfg_batched = is_paired;
+        Ok(SamplePlan { phases, is_cfg_batched, tiling, encoder_loading, decoding_bytes: 0 })
     }
 
     /// What could be asked for instead: smaller weights, then fewer frames, then smaller images, then small weights with
@@ -297,7 +310,7 @@ impl<'a> SampleJob<'a> {
         plan: &SamplePlan,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<Clip>> {
-        let prompts = self.encode(device, plan.encoder_loading, on_event)?;
+        let prompts = self.encode(device, plan, on_event)?;
         let latents = self.denoise(device, &prompts, plan.is_cfg_batched, on_event)?;
         self.decode(device, &latents, plan.tiling, on_event)
     }
@@ -306,25 +319,29 @@ impl<'a> SampleJob<'a> {
     fn encode(
         &self,
         device: &Device,
-        loading: EncoderLoading,
+        plan: &SamplePlan,
         on_event: SampleEventFn<'_>,
     ) -> Result<Vec<SampleCondition>> {
+        let memory = Arc::new(DecodingMemory::new(plan.decoding_bytes));
         let texts = std::iter::once(&self.request.negative).chain(&self.request.prompts);
         let images = self.references.iter();
-        let images: Vec<_> = images.filter_map(|(path, size)| prompt_image(path, *size)).collect();
+        let images = images.filter_map(|(path, size)| prompt_image(path, *size, &memory));
+        let images: Vec<_> = images.collect();
         let prompt = |text: &String| Prompt { text: text.clone(), images: images.clone() };
         let prompts: Vec<Prompt> = texts.map(prompt).collect();
         let begin = |name, _: &Device| _ = on_event(SampleEvent::Phase(name));
         let tick = |bytes| on_event(SampleEvent::Loaded(bytes));
         let watch = EncodeCallbacks { on_begin: &begin, tick: &tick, on_encoded: &|| true };
-        let encoding = EncodingOptions { precision: self.request.precision, loading };
+        let encoding =
+            EncodingOptions { precision: self.request.precision, loading: plan.encoder_loading };
         let mut conditions =
             self.pipeline.encoders.encode(device, encoding, &prompts, watch)?.into_iter();
         let negative = Arc::new(conditions.next().expect("the negative one is there"));
         if !self.references.is_empty() {
             on_event(SampleEvent::Phase(REFERENCES));
         }
-        let references = encode_references(self.pipeline, device, &self.references, &tick)?;
+        let references =
+            encode_references(self.pipeline, device, &self.references, &memory, &tick)?;
         let encoded = |prompt: Condition| SampleCondition {
             prompt: Arc::new(prompt),
             negative: Arc::clone(&negative),

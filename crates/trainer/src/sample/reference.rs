@@ -6,8 +6,9 @@ use std::sync::Arc;
 use compute::{Device, Dtype};
 use weights::BytesDoneFn;
 
+use crate::data::decoding::decoding_bytes;
 use crate::data::reference::{ReferenceSize, read_reference, scaled_reference};
-use crate::data::{Bucket, ProblemKind, to_chw};
+use crate::data::{Bucket, DecodingMemory, DecodingNeed, ProblemKind, to_chw};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
@@ -68,9 +69,15 @@ pub(crate) fn reference_size(editing: Editing, size: [u32; 2], resolution: usize
 }
 
 /// A reference as the text encoder sees it, if it sees images; read when it is encoded.
-pub fn prompt_image(path: &Path, size: ReferenceSize) -> Option<PromptImage> {
+pub fn prompt_image(
+    path: &Path,
+    size: ReferenceSize,
+    memory: &Arc<DecodingMemory>,
+) -> Option<PromptImage> {
     let (path, size) = (path.to_owned(), size.encoder?);
-    let read = move || scaled_reference(&path, size).map_err(|kind| unreadable(&path, &kind));
+    let memory = Arc::clone(memory);
+    let read =
+        move || scaled_reference(&path, size, &memory).map_err(|kind| unreadable(&path, &kind));
     Some(PromptImage { size: size.sides(), read: Arc::new(read) })
 }
 
@@ -81,11 +88,24 @@ fn unreadable(path: &Path, problem: &ProblemKind) -> TrainerError {
     }
 }
 
+/// What decoding references takes, one at a time or all at once.
+pub(super) fn decoding_need(references: &[(PathBuf, ReferenceSize)]) -> Result<DecodingNeed> {
+    let mut need = DecodingNeed::default();
+    for (path, size) in references {
+        for to in std::iter::once(size.vae).chain(size.encoder) {
+            let bytes = decoding_bytes(path, to.sides()).map_err(|kind| unreadable(path, &kind))?;
+            need.add(path, bytes);
+        }
+    }
+    Ok(need)
+}
+
 /// Encodes references: the modes of their latents. On the meta device no image is read.
 pub fn encode_references(
     pipeline: &Pipeline,
     device: &Device,
     references: &[(PathBuf, ReferenceSize)],
+    memory: &DecodingMemory,
     tick: BytesDoneFn<'_>,
 ) -> Result<Vec<ReferenceLatents>> {
     if references.is_empty() {
@@ -99,8 +119,8 @@ pub fn encode_references(
         let pixels = if device.is_meta() {
             vec![0.0; 3 * width * height]
         } else {
-            let pixels =
-                scaled_reference(path, size.vae).map_err(|kind| unreadable(path, &kind))?;
+            let pixels = scaled_reference(path, size.vae, memory);
+            let pixels = pixels.map_err(|kind| unreadable(path, &kind))?;
             to_chw(&pixels, false)
         };
         let (moments, shape) = vae_moments(&encoder, device, &[&pixels], [width, height], 1)?;

@@ -17,7 +17,7 @@ use weights::BytesDoneFn;
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::cost::{Cost, Stage};
-use crate::data::{SampleSize, SizeCounts};
+use crate::data::{DecodingNeed, SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
@@ -40,6 +40,8 @@ pub struct DatasetSummary<S> {
     pub to_encode: SizeCounts<SampleSize>,
     /// The same of reference images.
     pub references_to_encode: SizeCounts<SampleSize>,
+    /// What decoding them takes in main memory.
+    pub decoding: DecodingNeed,
     /// Captions and prompts that are not in the cache yet.
     pub n_texts: usize,
     /// Whether there was no dataset to read, so that sizes are assumed.
@@ -53,6 +55,17 @@ pub struct Preparation {
     pub stages: Vec<Stage>,
     /// How much of a large text encoder is in memory at a time.
     pub encoder_loading: EncoderLoading,
+    /// Main memory for decoding images; a plan decides.
+    pub decoding_bytes: usize,
+}
+
+/// Bytes that may be taken on the device before training.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PreparationLimits {
+    /// While images are encoded.
+    pub images: usize,
+    /// While texts are encoded.
+    pub texts: usize,
 }
 
 /// The task with smaller samples.
@@ -112,14 +125,14 @@ pub trait Task: Copy {
     /// need more of it.
     fn shorter_micro_batches(&self, size: Self::Size, n: usize) -> Result<Vec<Self::MicroBatch>>;
 
-    /// What comes before training, on the device: the fastest way within `limit` bytes, else the one that takes
+    /// What comes before training, on the device: the fastest way within the limits, else the one that takes
     /// the least.
     fn preparation(
         &self,
         config: &RunConfig,
         dataset: &DatasetSummary<Self::Size>,
         kind: DeviceKind,
-        limit: usize,
+        limits: PreparationLimits,
     ) -> Result<Preparation>;
 
     /// Bytes of the model's files.

@@ -143,7 +143,9 @@ fn with_job_on(
         DeviceKind::Gpu { .. } => Device::cpu(1, 1 << 30).unwrap(),
         _ => device.clone(),
     };
-    let index = Arc::new(caching.run(&encoder, plan.encoder_loading, &|_| true).unwrap());
+    let index = Arc::new(
+        caching.run(&encoder, plan.encoder_loading, plan.decoding_bytes, &|_| true).unwrap(),
+    );
     let log = EventLog::default();
     let listener = |record: &EventRecord| {
         log.lock().unwrap().push((record.event.clone(), device.usage().in_use));

@@ -268,9 +268,10 @@ fn encode(arguments: &BenchTrainArgs, config: &RunConfig) -> Result<TrainProcess
     let (time, ()) = Timing::measure(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, &PartPaths::default())?;
         let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
-        let CachePlan { phases, loading } = caching.plan(engine.kind(), limit)?;
+        let plan = caching.plan(engine.kind(), limit, engine.host_bytes())?;
+        let CachePlan { phases, loading, decoding_bytes } = plan;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        caching.run(&engine.open(peak)?, loading, &|_| true)?;
+        caching.run(&engine.open(peak)?, loading, decoding_bytes, &|_| true)?;
         Ok(())
     })?;
     let n_images = f64::from(arguments.images);

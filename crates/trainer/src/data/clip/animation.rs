@@ -13,7 +13,7 @@ use image::{AnimationDecoder, DynamicImage, Frames, ImageDecoder, ImageFormat, I
 use super::timing::{SECOND_US, shown};
 use super::{ClipSegment, FrameFn, MOST_FRAMES};
 use crate::data::decode::over_white;
-use crate::data::header;
+use crate::data::header::{self, ImageHeader};
 use crate::data::problem::ProblemKind;
 
 /// Frames that are shown for no longer than this are shown for [`USUAL_US`]. Taken: Chromium, Firefox and Safari, which
@@ -63,7 +63,7 @@ pub(super) fn read(
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
     let bytes = file.metadata().map_or(0, |about| about.len());
     let explain = |error| header::explain(error, bytes);
-    let mut decoded = decoded_frames(BufReader::new(file), header.format).map_err(explain)?;
+    let mut decoded = decoded_frames(BufReader::new(file), &header).map_err(explain)?;
     let mut wanted = (start..start + frames).map(|at| shown(ends_us, at, fps)).peekable();
     for number in 0.. {
         let Some(next) = wanted.peek() else { break };
@@ -82,11 +82,13 @@ pub(super) fn read(
     Ok(())
 }
 
-fn decoded_frames(file: BufReader<File>, format: ImageFormat) -> ImageResult<Frames<'static>> {
-    Ok(match format {
+fn decoded_frames(file: BufReader<File>, header: &ImageHeader) -> ImageResult<Frames<'static>> {
+    let mut limits = header.limits();
+    limits.max_alloc = Some(header.frame_bytes() as u64);
+    Ok(match header.format {
         ImageFormat::Gif => {
             let mut decoder = GifDecoder::new(file)?;
-            decoder.set_limits(header::limits())?;
+            decoder.set_limits(limits)?;
             decoder.into_frames()
         }
         ImageFormat::WebP => {
@@ -94,10 +96,14 @@ fn decoded_frames(file: BufReader<File>, format: ImageFormat) -> ImageResult<Fra
             // Without one, a frame is never cleared for the next. That of the file is a hint that no browser takes.
             let alpha = if decoder.color_type().has_alpha() { 0 } else { u8::MAX };
             decoder.set_background_color(Rgba([0, 0, 0, alpha]))?;
-            decoder.set_limits(header::limits())?;
+            decoder.set_limits(limits)?;
             decoder.into_frames()
         }
-        _ => PngDecoder::with_limits(file, header::limits())?.apng()?.into_frames(),
+        _ => {
+            let mut decoder = PngDecoder::with_limits(file, header::beside_pixels(header.size))?;
+            decoder.set_limits(limits)?;
+            decoder.apng()?.into_frames()
+        }
     })
 }
 

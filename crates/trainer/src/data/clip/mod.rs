@@ -26,6 +26,7 @@ pub use timing::{ClipSegment, ClipSettings, whole};
 
 use super::header;
 use super::problem::ProblemKind;
+use super::resize::scaling_bytes;
 use crate::pixels::Pixels;
 
 /// Most frames of a clip. Chosen: more than an hour at 24 frames a second, and little memory for their times.
@@ -95,6 +96,25 @@ impl TrainingClip {
             ClipSource::Folder { frames } => frames.iter().map(PathBuf::as_path).collect(),
             _ => vec![path],
         }
+    }
+
+    /// Bytes at the peak of decoding a frame and scaling it to a width and height; `size` is that of the scan.
+    pub fn decoding_bytes(
+        &self,
+        path: &Path,
+        size: [u32; 2],
+        to: [u32; 2],
+    ) -> Result<usize, ProblemKind> {
+        let own = match &self.source {
+            ClipSource::Folder { frames } => {
+                let of_frame = |frame: &PathBuf| Ok(header::read(frame)?.decoding_bytes);
+                frames.iter().map(of_frame).try_fold(0, |most, of| of.map(|of| of.max(most)))?
+            }
+            ClipSource::Animation { .. } => header::read(path)?.frame_bytes(),
+            // Frames on their way, and the last one.
+            ClipSource::Video { .. } => 4 * 3 * size[0] as usize * size[1] as usize,
+        };
+        Ok(own.saturating_add(scaling_bytes(size, to)))
     }
 
     /// Decodes a segment; each frame is handed over before the next is decoded. `size` is that of the scan.

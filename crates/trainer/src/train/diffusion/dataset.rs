@@ -5,11 +5,12 @@
 //! writes a file.
 
 use super::DiffusionTask;
-use crate::cache::bucketed::{assign_buckets, clip_settings, n_held_out, n_items};
+use crate::cache::bucketed::{BucketedImage, assign_buckets, clip_settings, n_held_out, n_items};
 use crate::cache::scaled::{scaled_counts, shortened_counts};
-use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
+use crate::cache::{CacheBuilder, CacheIndex, CachedSample, waiting_bytes};
 use crate::config::data::{DataConfig, ValidationSplit};
-use crate::data::{Bucket, ReferenceSize, SampleSize, SizeCounts};
+use crate::data::decoding::decoding_bytes;
+use crate::data::{Bucket, DecodingNeed, ReferenceSize, SampleSize, SizeCounts};
 use crate::error::Result;
 use crate::model::diffusion::editing::{Editing, EncoderImages};
 use crate::sample::reference::reference_size;
@@ -31,6 +32,7 @@ impl DatasetSummary<SampleSize> {
             held_out: counts(held_out, |_| 1),
             to_encode,
             references_to_encode,
+            decoding: caching.decoding_need(),
             n_texts: caching.missing().texts,
             is_nominal: false,
         }
@@ -59,6 +61,7 @@ impl DatasetSummary<SampleSize> {
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
             to_encode: to_encode(&found, views(data), own),
             references_to_encode: to_encode(&found, views(data), references),
+            decoding: decoding_need(&images),
             n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: false,
         })
@@ -89,10 +92,30 @@ impl DatasetSummary<SampleSize> {
             held_out: has_validation.then_some((size, 1)).into_iter().collect(),
             to_encode: to_encode(&found, views(data), own),
             references_to_encode: to_encode(&found, views(data), references),
+            decoding: DecodingNeed::default(),
             n_texts: n_texts(&found, data) + n_other_texts(task),
             is_nominal: true,
         })
     }
+}
+
+/// What decoding all images of a folder takes.
+fn decoding_need(images: &[BucketedImage]) -> DecodingNeed {
+    let mut need = DecodingNeed::default();
+    for BucketedImage { item, bucket, references: sizes, .. } in images {
+        let own = match &item.clip {
+            None => decoding_bytes(&item.path, bucket.sides()),
+            Some(clip) => clip.decoding_bytes(&item.path, item.size, bucket.sides()),
+        };
+        need.add(&item.path, own.unwrap_or(0));
+        for (image, size) in item.references.iter().zip(sizes) {
+            need.add(&image.path, decoding_bytes(&image.path, size.vae.sides()).unwrap_or(0));
+        }
+    }
+    let sizes = images.iter().map(BucketedImage::size);
+    need.waiting_bytes =
+        waiting_bytes(sizes.flat_map(|size| [own(&size), references(&size)].concat()));
+    need
 }
 
 /// The same images at another resolution.
@@ -107,6 +130,7 @@ pub(super) fn scaled(
         held_out: counts(&dataset.held_out),
         to_encode: counts(&dataset.to_encode),
         references_to_encode: dataset.references_to_encode.clone(),
+        decoding: dataset.decoding.clone(),
         ..*dataset
     }
 }
@@ -121,6 +145,7 @@ pub(super) fn shortened(
         held_out: shortened_counts(&dataset.held_out, frames),
         to_encode: shortened_counts(&dataset.to_encode, frames),
         references_to_encode: dataset.references_to_encode.clone(),
+        decoding: dataset.decoding.clone(),
         ..*dataset
     }
 }
@@ -161,6 +186,7 @@ pub(super) fn with_smaller_references(
         held_out: counts(&dataset.held_out),
         to_encode: dataset.to_encode.clone(),
         references_to_encode,
+        decoding: dataset.decoding.clone(),
         ..*dataset
     }
 }

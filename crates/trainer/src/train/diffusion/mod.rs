@@ -54,7 +54,9 @@ use crate::progress;
 use crate::sample::encoding::plan_encoding;
 use crate::sample::reference::fit_references;
 use crate::task::prefetch::PREFETCH_BATCHES;
-use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
+use crate::task::traits::{
+    DatasetSummary, Preparation, PreparationLimits, SmallerTask, Task, TrainableModel,
+};
 
 /// Shares of the longest prompt that a plan looks at. Chosen: a step's memory changes little between two of them.
 const SHORTER_PROMPTS: [f64; 8] = [0.875, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125];
@@ -168,11 +170,11 @@ impl Task for DiffusionTask<'_> {
         config: &RunConfig,
         dataset: &DatasetSummary<SampleSize>,
         kind: DeviceKind,
-        limit: usize,
+        limits: PreparationLimits,
     ) -> Result<Preparation> {
         let counts = [dataset.to_encode.clone(), dataset.references_to_encode.clone()];
         let mut stages: Vec<_> =
-            plan_images(self.pipeline, &counts, kind, limit)?.into_iter().collect();
+            plan_images(self.pipeline, &counts, kind, limits.images)?.into_iter().collect();
         if dataset.n_texts == 0 {
             return Ok(Preparation { stages, ..Preparation::default() });
         }
@@ -183,9 +185,9 @@ impl Task for DiffusionTask<'_> {
         let sizes = dataset.train.keys().chain(dataset.held_out.keys());
         let images = largest_images(encoders, sizes.map(SampleSize::encoder_images))?;
         let (texts, encoder_loading) =
-            plan_encoding(encoders, precision, n_texts, &images, kind, limit)?;
+            plan_encoding(encoders, precision, n_texts, &images, kind, limits.texts)?;
         stages.extend(texts);
-        Ok(Preparation { stages, encoder_loading })
+        Ok(Preparation { stages, encoder_loading, ..Preparation::default() })
     }
 
     fn file_bytes(&self) -> u64 {
@@ -456,9 +458,9 @@ fn encode(
                 let is_done = matches!(event, progress::ProgressEvent::Done);
                 is_wanted && (!is_done || pace.should_continue())
             };
-            let loading = setup.plan.encoder_loading;
+            let Plan { encoder_loading, decoding_bytes, .. } = *setup.plan;
             device.cancellable(events.cancel_token(), || {
-                caching.encode(device, loading, &on_progress)
+                caching.encode(device, encoder_loading, decoding_bytes, &on_progress)
             })
         })?;
     Ok((Arc::new(caching.finish()?), device))

@@ -10,8 +10,8 @@ use super::DiffusionTask;
 use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
 use crate::config::sample::SampleConfig;
 use crate::cost::Cost;
-use crate::data::ReferenceSize;
 use crate::data::reference::scaled_reference;
+use crate::data::{DecodingMemory, ReferenceSize};
 use crate::error::{Result, TrainerError};
 use crate::event::Event;
 use crate::model::build::Precision;
@@ -179,11 +179,13 @@ fn write_references(
     references: &[Arc<CachedReference>],
 ) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::with_capacity(references.len());
+    // It was decoded before, within the plan.
+    let memory = &DecodingMemory::new(usize::MAX);
     for (at, reference) in references.iter().enumerate() {
         let path = folder.join(format!("reference-{}-{}.png", number + 1, at + 1));
         // A file that is gone meanwhile is no reason to end a run: its latents are in the cache.
         if !run.join(&path).exists()
-            && let Ok(pixels) = scaled_reference(&reference.path, reference.size.vae)
+            && let Ok(pixels) = scaled_reference(&reference.path, reference.size.vae, memory)
         {
             image_file::write(&run.join(&path), &Image::from(&pixels), &[])?;
         }

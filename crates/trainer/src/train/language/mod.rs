@@ -25,7 +25,7 @@ use crate::config::adapter::AdapterKind;
 use crate::config::generate::GenerationConfig;
 use crate::config::text::TextConfig;
 use crate::cost::Cost;
-use crate::data::SizeCounts;
+use crate::data::{DecodingNeed, SizeCounts};
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, Phase, Warning, WarningKind};
 use crate::export::language;
@@ -42,7 +42,9 @@ use crate::model::vae::Tiling;
 use crate::plan::{PlanRequest, choose, memory_levels};
 use crate::task::prefetch::PREFETCH_BATCHES;
 use crate::task::seed::{Purpose, seed};
-use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
+use crate::task::traits::{
+    DatasetSummary, Preparation, PreparationLimits, SmallerTask, Task, TrainableModel,
+};
 use crate::text::{HeldOut, Sequence, TextDataset, Tokenizer};
 
 /// A language model and its dataset.
@@ -121,6 +123,7 @@ impl LanguageTask<'_> {
             held_out: if n_held_out > 0 { counts(n_held_out) } else { SizeCounts::new() },
             to_encode: SizeCounts::new(),
             references_to_encode: SizeCounts::new(),
+            decoding: DecodingNeed::default(),
             n_texts: 0,
             is_nominal: false,
         }
@@ -193,7 +196,7 @@ impl Task for LanguageTask<'_> {
         _: &RunConfig,
         _: &DatasetSummary<SequenceLength>,
         _: DeviceKind,
-        _: usize,
+        _: PreparationLimits,
     ) -> Result<Preparation> {
         Ok(Preparation::default())
     }

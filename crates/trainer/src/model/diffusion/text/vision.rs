@@ -116,7 +116,7 @@ impl PromptVision {
                 hint: "it may have changed; start again",
             });
         }
-        Ok(self.processor.patches(&pixels, grid))
+        Ok(self.processor.patches(pixels, grid))
     }
 }
 

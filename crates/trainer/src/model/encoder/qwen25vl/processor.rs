@@ -185,7 +185,7 @@ impl ImageProcessor {
     /// The values of each patch [channels, temporal, patch, patch], one patch after the other, in the order of
     /// transformers: all patches of a square that will be merged, then the next square. A still image is repeated for each
     /// frame of a patch: the weights of frames could be summed instead, but not exactly in 16 bits.
-    pub fn patches(&self, image: &Pixels, grid: PatchGrid) -> Vec<f32> {
+    pub fn patches(&self, image: Pixels, grid: PatchGrid) -> Vec<f32> {
         let side = self.patch_size;
         let size = [grid.columns * side, grid.rows * side].map(|pixels| pixels as u32);
         let image = scale(image, size, Filter::Bicubic);
