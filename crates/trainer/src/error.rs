@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use compute::{ComputeError, Shape};
 use machine::Bytes;
 use weights::WeightsError;
+use weights::error::io_hint;
 
 use crate::config::ConfigError;
 use crate::model::encoder::tokenizer::TokenizerError;
@@ -436,6 +437,11 @@ impl TrainerError {
         )
     }
 
+    /// Whether the system refused for a reason that says nothing about the file.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Weights(error) if error.is_refusal())
+    }
+
     /// Whether a file could not be read or written, as on a full disk.
     pub fn is_of_files(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::Weights(WeightsError::Io { .. }))
@@ -457,10 +463,7 @@ impl TrainerError {
             Self::ChatTemplate { .. } => {
                 "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
             }
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
-                "remove what is there, or give another path"
-            }
-            Self::Io { .. } => "check that the path exists and may be accessed",
+            Self::Io { source, .. } => io_hint(source),
             Self::Config { .. } => "fetch the file again, or correct the value it names",
             Self::Folder { .. } => {
                 "give the folder that has model_index.json, with transformer, vae, text_encoder* and \

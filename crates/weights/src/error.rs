@@ -144,6 +144,14 @@ pub enum WeightsError {
 pub type Result<T> = std::result::Result<T, WeightsError>;
 
 impl WeightsError {
+    /// Whether the system refused for a reason that says nothing about the file, as too many open files. A disk that
+    /// cannot read it says something.
+    pub fn is_refusal(&self) -> bool {
+        /// Taken from POSIX: `EIO`, which is 5 wherever there is one.
+        const DISK_ERROR: i32 = 5;
+        matches!(self, Self::Io { source, .. } if source.raw_os_error().is_some_and(|code| code != DISK_ERROR))
+    }
+
     /// Wraps what the system said.
     pub fn io(what: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { what, path: path.into(), source }
@@ -152,17 +160,7 @@ impl WeightsError {
     /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Io { source, .. } => match source.kind() {
-                io::ErrorKind::NotFound => "check the path",
-                io::ErrorKind::PermissionDenied => {
-                    "check the permissions of the file and its folder"
-                }
-                io::ErrorKind::StorageFull => {
-                    "free some space or choose another folder; nothing was overwritten"
-                }
-                io::ErrorKind::AlreadyExists => "choose another name, or remove what is there",
-                _ => "check the disk and the file system",
-            },
+            Self::Io { source, .. } => io_hint(source),
             Self::NotAFile { .. } => "give a model file or a folder of model files",
             Self::UnknownFormat { .. } => {
                 "hearth reads .safetensors, .safetensors.index.json, .pt, .pth, .bin (PyTorch) and .gguf"
@@ -186,5 +184,20 @@ impl WeightsError {
             Self::Changed { .. } => "wait until whatever writes the file is done",
             Self::Cancelled => "nothing was left half-written",
         }
+    }
+}
+
+/// What can be done about what the system said.
+pub fn io_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "check the path",
+        io::ErrorKind::PermissionDenied => "check the permissions of the file and its folder",
+        io::ErrorKind::StorageFull => {
+            "free some space or choose another folder; nothing was overwritten"
+        }
+        io::ErrorKind::AlreadyExists | io::ErrorKind::InvalidInput => {
+            "choose another name, or remove what is there"
+        }
+        _ => "check the disk and the file system",
     }
 }

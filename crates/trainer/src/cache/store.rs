@@ -106,7 +106,7 @@ impl CacheStore {
             let Some(name) = name_of(&path) else { continue };
             match open_shard(&path, name, hashes, tick) {
                 Ok(catalog) => store.add(catalog),
-                Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
+                Err(error) if error.is_cancelled() || error.is_refusal() => return Err(error),
                 Err(error) => problems.push(quarantine(&path, &error)),
             }
         }
@@ -158,6 +158,7 @@ impl CacheStore {
                 }
                 format!("checksum of entry {address} is {found}, expected {expected}")
             }
+            Err(error) if error.is_refusal() => return Err(error.into()),
             Err(error) => error.to_string(),
         };
         let error = TrainerError::Cache { problem, path: shard.path.clone() };

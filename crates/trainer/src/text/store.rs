@@ -109,7 +109,7 @@ impl TokenStore {
         while let Some((path, name)) = shard_called(folder, store.shards.len())? {
             match store.take(&path, name, hashes, tick) {
                 Ok(()) => {}
-                Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
+                Err(error) if error.is_cancelled() || error.is_refusal() => return Err(error),
                 Err(error) => {
                     problems.push(quarantine(&path, &error));
                     break;
