@@ -19,3 +19,7 @@ size:
 # What takes too long for the default suite.
 sweep:
     cargo test --release --test hearth -- --ignored
+
+# A thousand kills and disk faults at file operations of runs; prints a table.
+torture:
+    cargo test --release --test hearth torture -- --ignored --nocapture

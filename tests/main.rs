@@ -31,6 +31,8 @@ mod recipes;
 mod teach_edit;
 mod teach_motion;
 mod tidy;
+#[cfg(target_os = "linux")]
+mod torture;
 #[cfg(unix)]
 mod train;
 mod tree;
