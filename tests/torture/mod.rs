@@ -52,9 +52,7 @@ max_tokens = 3
 every = 1
 ";
 
-const BOTH: &str = "
-[adapter]
-rank = 2
+const ALL: &str = "
 [train]
 steps = 2
 batch_size = 1
@@ -65,6 +63,21 @@ name = 'x'
 save_every = 1
 keep = 1
 ";
+
+/// The parts in which jobs differ.
+#[derive(Clone, Copy)]
+struct JobParts {
+    data: &'static str,
+    adapter: &'static str,
+}
+
+const LORA: &str = "[adapter]\nrank = 2\n";
+const FULL: &str = "[adapter]\nkind = 'full'\n";
+
+const OF_IMAGES: JobParts = JobParts { data: IMAGES, adapter: LORA };
+const OF_TEXTS: JobParts = JobParts { data: TEXTS, adapter: LORA };
+/// Exports a whole model.
+const FULL_OF_TEXTS: JobParts = JobParts { data: TEXTS, adapter: FULL };
 
 /// Chosen: a run takes two seconds; on a busy computer a minute.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -89,8 +102,9 @@ struct Ended {
 }
 
 impl Subject {
-    /// On images, by a diffusion model; or on texts, by a language model.
-    fn new(is_images: bool) -> Self {
+    /// Of a job on images, by a diffusion model; or on texts, by a language model.
+    fn new(JobParts { data, adapter }: JobParts) -> Self {
+        let is_images = data == IMAGES;
         let place = tempfile::tempdir().unwrap();
         let shim = place.path().join("shim.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/torture/shim.c");
@@ -106,8 +120,8 @@ impl Subject {
             }
             trainer::text::Tokenizer::bytes().save(&base).unwrap();
         }
-        let data = if is_images { IMAGES } else { TEXTS };
-        let job = format!("[base]\npath = '{}'\ndtype = 'f32'\n{data}{BOTH}", text(&base));
+        let base = format!("[base]\npath = '{}'\ndtype = 'f32'\n", text(&base));
+        let job = [&base, data, adapter, ALL].concat();
         fs::write(place.path().join("job.toml"), job).unwrap();
         let mut subject = Self {
             place,
@@ -248,9 +262,10 @@ fn files_of(folder: &Path) -> Files {
     files
 }
 
-/// What is learnt: the adapter's files, and the state of the last checkpoint.
+/// What is learnt: the files of the adapter or the model, and the state of the last checkpoint.
 fn result_of(out: &Path) -> Files {
     let mut files = files_of(&out.join("adapter"));
+    files.extend(files_of(&out.join("model")));
     let states = files_of(&out.join("checkpoints"));
     files.extend(states.into_iter().filter(|(path, _)| path.ends_with("state.safetensors")));
     files
@@ -294,10 +309,11 @@ fn torture(n_points: usize, n_threads: usize) -> Results {
     let seed = variable("HEARTH_TORTURE_SEED").unwrap_or_else(points::seed_of_now);
     let n_points = variable("HEARTH_TORTURE_POINTS").map_or(n_points, |n| n as usize);
     println!("HEARTH_TORTURE_SEED={seed} HEARTH_TORTURE_POINTS={n_points}");
-    let subjects = [Subject::new(true), Subject::new(false)];
+    let subjects = [OF_IMAGES, OF_TEXTS, FULL_OF_TEXTS].map(Subject::new);
     let mut random = Random(seed);
     let points: Vec<(usize, Fault)> = (0..n_points)
-        .map(|number| (number % 2, random.fault(&subjects[number % 2].operations)))
+        .map(|number| number % subjects.len())
+        .map(|of| (of, random.fault(&subjects[of].operations)))
         .collect();
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Results::new(seed)));
     let check_next = || {
@@ -321,12 +337,12 @@ fn torture(n_points: usize, n_threads: usize) -> Results {
 
 #[test]
 fn a_few_faults_anywhere_change_nothing() {
-    torture(4, 1).assert_held();
+    torture(6, 1).assert_held();
 }
 
 #[test]
 fn a_run_that_cannot_write_its_events_is_saved_first() {
-    let subject = Subject::new(false);
+    let subject = Subject::new(OF_TEXTS);
     let (out, log) = (subject.folder("run-full"), subject.place.path().join("log"));
     let journal = out.join("events.jsonl");
     let of_events = ("TORTURE_ROOT", text(&journal));

@@ -91,6 +91,8 @@ fn phase_of_path(path: &str) -> &'static str {
         ("samples", "sample"),
         ("checkpoints", "save"),
         ("adapter", "export"),
+        ("model", "export"),
+        (".model", "export"),
         ("report", "report"),
         (".report", "report"),
         ("README", "report"),
