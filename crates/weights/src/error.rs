@@ -175,8 +175,9 @@ impl WeightsError {
             }
             Self::Index { .. } => "download the missing shards, or remove those of another version",
             Self::NoTensor { .. } => "`hearth inspect` lists the names",
-            Self::BufferSize { .. } | Self::NoConversion { .. } => {
-                "this is a fault of hearth, please report it"
+            Self::BufferSize { .. } => "this is a fault of hearth, please report it",
+            Self::NoConversion { .. } => {
+                "weights are read in f64, f32, f16, bf16 and fp8, and in the blocks of GGUF: get the file in one of these"
             }
             Self::OutOfRange { .. } => {
                 "write bf16 or f32, which hold larger numbers; one that is not finite means that training failed"

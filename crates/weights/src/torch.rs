@@ -46,7 +46,8 @@ const MAX_COPIED_BYTES: usize = 64 << 20;
 const MAX_DIMENSIONS: usize = 64;
 
 /// Chosen: an expanded tensor repeats values that stand in the file once, masks and positions for
-/// example. Whoever loads it makes room for all of them, so a few bytes must not claim a disk.
+/// example, and tied layers share theirs. Whoever loads a file makes room for all of them, so a few
+/// bytes must not claim a disk: all tensors together take at most so much, and four times the file.
 const MAX_REPEATED_BYTES: u64 = 1 << 30;
 
 /// Taken: the zip specification, signature of a local file header.
@@ -117,6 +118,8 @@ struct TorchArchive<'p, R> {
     path: &'p Path,
     /// The storages seen so far; thousands of tensors may share one.
     storages: HashMap<String, ZipEntry>,
+    /// What the tensors seen so far take, each by itself.
+    dense_bytes: u64,
 }
 
 /// Where an entry's bytes lie in the file.
@@ -137,7 +140,7 @@ impl<'p, R: Read + Seek> TorchArchive<'p, R> {
             return Err(malformed(path, "two entries have the same name"));
         }
         let prefix = prefix_of(zip.file_names_raw(), path)?;
-        Ok(Self { zip, prefix, file_len, path, storages: HashMap::new() })
+        Ok(Self { zip, prefix, file_len, path, storages: HashMap::new(), dense_bytes: 0 })
     }
 
     /// Refuses what has the same container but other contents.
@@ -233,9 +236,12 @@ impl<'p, R: Read + Seek> TorchArchive<'p, R> {
         if to > held {
             return Err(wrong(format!("ends at byte {to} of a storage of {held} bytes")));
         }
-        let dense = view.dense_bytes().map_err(wrong)?;
-        if dense > to - from && dense > self.file_len.max(MAX_REPEATED_BYTES) {
-            return Err(wrong(format!("takes {dense} bytes out of {} in the file", to - from)));
+        self.dense_bytes = self.dense_bytes.saturating_add(view.dense_bytes().map_err(wrong)?);
+        let (all, held) = (self.dense_bytes, self.file_len);
+        if all > held.saturating_mul(4).saturating_add(MAX_REPEATED_BYTES) {
+            return Err(wrong(format!(
+                "takes {all} bytes with those before it, the file has {held}"
+            )));
         }
         let strides = (!is_dense(&view.shape, &view.strides)).then_some(view.strides);
         let (offset, bytes) = (entry.start + from, to - from);
@@ -740,7 +746,7 @@ mod tests {
             (
                 "a disk out of four bytes",
                 tensor(6, 5, &[1 << 40, 1], &[0, 9]),
-                "out of 4 in the file",
+                "takes 4398046511104 bytes with those before it, the file has",
             ),
             ("overflowing strides", tensor(6, 0, &[4, 4], &[most, 1]), "beyond 2^64"),
             ("overflowing offset", tensor(6, most, &[1], &[1]), "beyond 2^64"),
@@ -783,6 +789,11 @@ mod tests {
             "Malformed",
             "more than 64 levels",
         );
+        // Each of them alone would do.
+        let some = tensor(6, 5, &[1 << 27, 1], &[0, 9]);
+        let disk = [b"](".to_vec(), some.repeat(2000), b"e".to_vec()].concat();
+        let says = "takes 1610612736 bytes with those before it";
+        check_refused("a disk of many tensors", &model(&ended(&disk)), "Malformed", says);
         let deep = [b"]".repeat(100_000), b"a".repeat(99_999)].concat();
         check_refused("deep nesting", &model(&ended(&deep)), "Malformed", "more than 64 levels");
         // 100 times a dict with a name of 1 MiB.
