@@ -17,6 +17,7 @@ mod bytes;
 mod decoder;
 mod file;
 mod gguf;
+mod parts;
 mod settings;
 #[cfg(test)]
 mod tests;

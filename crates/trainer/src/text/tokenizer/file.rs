@@ -1,8 +1,7 @@
 //! `tokenizer.json`, checked before the `tokenizers` crate sees it: the crate panics on files that
 //! are damaged in certain ways, and cuts texts off where a file says so.
 //!
-//! What it lets pass is what tokenizers of language models are made of. A part of another type is
-//! refused by name rather than tried.
+//! What it lets pass is what tokenizers of language models are made of.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,31 +9,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::parts;
 use crate::model::encoder::tokenizer::TokenizerError;
-
-/// Normalisers, ways to split, and decoders, as `tokenizer.json` calls them.
-const PARTS: [(&str, &[&str]); 3] = [
-    ("normalizer", &["Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence"]),
-    (
-        "pre_tokenizer",
-        &[
-            "ByteLevel",
-            "Digits",
-            "Metaspace",
-            "Punctuation",
-            "Sequence",
-            "Split",
-            "WhitespaceSplit",
-        ],
-    ),
-    (
-        "decoder",
-        &["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"],
-    ),
-];
-
-/// A sequence's parts, by the names that the three kinds of it give them.
-const INNER: [&str; 3] = ["normalizers", "pretokenizers", "decoders"];
 
 /// What would truncate texts, pad them or put tokens around them. Users of a tokenizer do that here, and the
 /// last one shifts the offsets of tokens.
@@ -50,6 +26,7 @@ struct BpeModel {
     merges: Vec<BpeMerge>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
+    dropout: Option<f64>,
 }
 
 /// Newer files have pairs.
@@ -64,9 +41,7 @@ enum BpeMerge {
 pub(super) fn build(path: &Path, json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let mut file: Value =
         serde_json::from_slice(json).map_err(|error| TokenizerError::json(path, &error))?;
-    for (part, known) in PARTS {
-        check_part(path, part, known, &file[part])?;
-    }
+    parts::check(path, &file)?;
     check_model(path, &file["model"])?;
     if let Some(object) = file.as_object_mut() {
         object.retain(|key, _| !LEFT_OUT.contains(&key.as_str()));
@@ -75,29 +50,6 @@ pub(super) fn build(path: &Path, json: &[u8]) -> Result<tokenizers::Tokenizer, T
         |problem: String| TokenizerError::Malformed { problem, path: path.to_path_buf() };
     tokenizers::Tokenizer::from_bytes(file.to_string())
         .map_err(|error| malformed(error.to_string()))
-}
-
-fn check_part(
-    path: &Path,
-    part: &'static str,
-    known: &'static [&'static str],
-    value: &Value,
-) -> Result<(), TokenizerError> {
-    if value.is_null() {
-        return Ok(());
-    }
-    let r#type = value["type"].as_str().unwrap_or("unknown");
-    if !known.contains(&r#type) {
-        let (found, path) = (r#type.into(), path.into());
-        return Err(TokenizerError::UnknownPart { part, found, known, path });
-    }
-    // The crate counts back from the end of an empty token.
-    if part == "decoder" && r#type == "Strip" && value["stop"] != 0 {
-        let problem = format!("decoder strips {} at the end of tokens, not 0", value["stop"]);
-        return Err(TokenizerError::malformed(path, problem));
-    }
-    let inner = INNER.iter().filter_map(|key| value[*key].as_array()).flatten();
-    inner.into_iter().try_for_each(|value| check_part(path, part, known, value))
 }
 
 fn check_model(path: &Path, model: &Value) -> Result<(), TokenizerError> {
@@ -112,6 +64,11 @@ fn check_model(path: &Path, model: &Value) -> Result<(), TokenizerError> {
     if let Some(prefix) = model.continuing_subword_prefix.filter(|prefix| !prefix.is_empty()) {
         return Err(malformed(format!(
             "its tokens within words begin with {prefix:?}, not as they are"
+        )));
+    }
+    if let Some(dropout) = model.dropout.filter(|dropout| *dropout != 0.0) {
+        return Err(malformed(format!(
+            "its dropout is {dropout}, expected none: equal texts would have different tokens"
         )));
     }
     if let Some(unknown) = model.unk_token.filter(|token| !model.vocab.contains_key(token)) {

@@ -207,6 +207,102 @@ fn damaged_files_are_errors() {
     refused(|file| file["version"] = json!("2.0"), "version");
 }
 
+/// The crate panics on them, takes all memory for them, or draws numbers of its own.
+#[test]
+fn parts_made_to_do_harm_are_errors() {
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    for part in ["normalizer", "decoder"] {
+        for pattern in ["", "a*", "(?=b)", "a|", "^", r"\b", "a{0,2}", "a?"] {
+            let form = if pattern.is_empty() { "String" } else { "Regex" };
+            let empty = replace(json!({form: pattern}), "x");
+            refused(|file| file[part] = empty.clone(), "could replace nothing");
+        }
+        let inner = if part == "decoder" { "decoders" } else { "normalizers" };
+        let sequence = |parts: Vec<Value>| json!({"type": "Sequence", inner: parts});
+        let chain = sequence(vec![replace(json!({"String": "a"}), "aa"); 60]);
+        refused(|file| file[part] = chain.clone(), "times as long, most is 16");
+        let long = replace(json!({"Regex": "[a-z]"}), &"y".repeat(300));
+        refused(|file| file[part] = long.clone(), "300 times as long");
+        let many = sequence(vec![replace(json!({"String": "a"}), "b"); 500]);
+        refused(|file| file[part] = many.clone(), "has more than 64 parts");
+    }
+    let prepend = json!({"type": "Prepend", "prepend": "x".repeat(5000)});
+    refused(|file| file["normalizer"] = prepend.clone(), "puts 5000 bytes before a text");
+    refused(|file| file["model"]["dropout"] = json!(0.5), "dropout is 0.5");
+}
+
+#[test]
+fn parts_of_known_tokenizers_are_read() {
+    for normalizer in [
+        json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}),
+        json!({"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}),
+        json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
+        json!({"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]}),
+    ] {
+        let (_folder, tokenizer) = changed(|file| file["normalizer"] = normalizer.clone());
+        tokenizer.unwrap().encode("a  b\n").unwrap();
+    }
+    let (_folder, tokenizer) = changed(|file| file["model"]["dropout"] = json!(0.0));
+    tokenizer.unwrap();
+}
+
+/// Every part with the values that are most likely to hurt it: refused, or it does its work.
+#[test]
+fn no_part_panics() {
+    let patterns =
+        ["", "a", " ", "é", "(?=a)", "a*", r"\s+(?!\S)|\s+", "$", "^", r"\b", "(a+)+$", "."];
+    let mut parts = Vec::new();
+    for pattern in patterns {
+        for form in ["String", "Regex"] {
+            let pattern = json!({form: pattern});
+            for content in ["", "éb"] {
+                let part = json!({"type": "Replace", "pattern": pattern, "content": content});
+                parts.extend([("normalizer", part.clone()), ("decoder", part)]);
+            }
+            for behavior in ["Removed", "Isolated", "MergedWithNext"] {
+                for invert in [false, true] {
+                    parts.push(("pre_tokenizer", json!({
+                        "type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert,
+                    })));
+                }
+            }
+        }
+    }
+    for text in ["", "é", "aé"] {
+        parts.push(("normalizer", json!({"type": "Prepend", "prepend": text})));
+        for start in [0, 1, 9_999_999] {
+            let strip = json!({"type": "Strip", "content": text, "start": start, "stop": 0});
+            parts.push(("decoder", strip));
+        }
+        for scheme in ["always", "never", "first"] {
+            let space = json!({"type": "Metaspace", "replacement": text, "prepend_scheme": scheme, "split": true});
+            parts.extend([("pre_tokenizer", space.clone()), ("decoder", space)]);
+        }
+    }
+    for token in ["", " ", "a", "é", "\u{0}"] {
+        for flag in ["single_word", "lstrip", "rstrip", "normalized"] {
+            let mut added = json!({"id": 401, "content": token, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true});
+            added[flag] = json!(true);
+            parts.push(("added_tokens", json!([added])));
+        }
+    }
+    for (name, part) in parts {
+        let (_folder, opened) = changed(|file| file[name] = part.clone());
+        let Ok(tokenizer) = opened else { continue };
+        for text in ["", " ", "a", "aé  aa\n\0é", "ﷺ𝔾aaaaaaaaaaaaaaaaaaaaaaaaaaaab"] {
+            // Some vocabularies have no token for some letters, which is an error.
+            if let Ok(ids) = tokenizer.encode(text) {
+                tokenizer.decode(&ids);
+                tokenizer.encode_masked(text, &[0..1, 2..3]).unwrap();
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_no_tokenizer_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
