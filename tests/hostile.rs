@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use trainer::text::Tokenizer;
 
@@ -93,4 +93,94 @@ fn conversations_are_answered_line_by_line() {
     assert!(lines[2].starts_with(r#"{"Err":"#), "{lines:?}");
     assert_eq!(lines.len(), 3);
     assert!(!output.status.success());
+}
+
+/// A copy of a safetensors file with another header and other values.
+fn changed(from: &Path, to: &Path, header: impl Fn(&mut Value), values: impl Fn(&mut [u8])) {
+    let bytes = fs::read(from).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (text, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let (mut json, mut data) = (serde_json::from_slice(text).unwrap(), data.to_vec());
+    header(&mut json);
+    values(&mut data);
+    let text = json.to_string();
+    let length = (text.len() as u64).to_le_bytes();
+    fs::write(to, [&length[..], text.as_bytes(), &data].concat()).unwrap();
+}
+
+/// NaN in every format of floating-point numbers.
+fn all_nan(values: &mut [u8]) {
+    values.fill(0xff);
+}
+
+/// A black image would be written, and nobody would know why.
+#[test]
+fn an_adapter_that_makes_no_image_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    let [adapter, image] = ["adapter.safetensors", "a.png"].map(|name| folder.path().join(name));
+    let (base, from) = (golden("sd3/pipeline"), golden("sd3/adapters/diffusers.safetensors"));
+    let sampled = |header: &dyn Fn(&mut Value), values: &dyn Fn(&mut [u8]), says: &[&str]| {
+        changed(&from, &adapter, header, values);
+        let what =
+            ["sample", "--base", text(&base), "--adapter", text(&adapter), "--prompt", "fox"];
+        let how = ["--size", "32x32", "--steps", "1", "--out", text(&image)];
+        refused(&hearth(&[&what[..], &how].concat()), says);
+        assert!(!image.exists());
+    };
+    let huge = |values: &mut [u8]| {
+        values.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = 1e30f32.to_le_bytes());
+    };
+    sampled(&|_| (), &all_nan, &["are not finite", "lora_A", "adapter.safetensors"]);
+    sampled(&|_| (), &huge, &["image 1 is lost", "hint: "]);
+    let i32s = |header: &mut Value| {
+        for tensor in header.as_object_mut().unwrap().values_mut().filter(|it| it["dtype"] == "F32")
+        {
+            tensor["dtype"] = json!("I32");
+        }
+    };
+    sampled(&i32s, &|_| (), &["cannot be converted from I32", "get the file in one of these"]);
+    fs::write(&adapter, [&2u64.to_le_bytes()[..], b"{}"].concat()).unwrap();
+    let what = ["sample", "--base", text(&base), "--adapter", text(&adapter), "--prompt", "fox"];
+    refused(&hearth(&what), &["it has no tensors"]);
+}
+
+#[test]
+fn a_language_model_that_says_nothing_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    let base = with_template(&folder, "");
+    let weights = "model.safetensors";
+    changed(&golden("llama/llama").join(weights), &base.join(weights), |_| (), all_nan);
+    let output = hearth(&["sample", "--base", text(&base), "--prompt", "Ofen"]);
+    refused(&output, &["the text is lost", "hearth inspect --values"]);
+}
+
+#[test]
+fn layers_that_are_not_there_are_refused_at_once() {
+    let folder = TempDir::new().unwrap();
+    let base = with_template(&folder, "");
+    let path = base.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (n, says) in
+        [(1u64 << 20, "ask for more than 32768 tensors"), (1 << 40, "most is 4294967295")]
+    {
+        config["num_hidden_layers"] = json!(n);
+        fs::write(&path, config.to_string()).unwrap();
+        refused(&hearth(&["sample", "--base", text(&base), "--prompt", "Ofen"]), &[says]);
+    }
+}
+
+/// Rust pads to 65,535 columns and no further.
+#[test]
+fn names_and_shapes_may_be_long() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("long.safetensors");
+    let tensor = json!({ "dtype": "F32", "shape": vec![1; 70_000], "data_offsets": [0, 4] });
+    let short = json!({ "dtype": "F32", "shape": [1], "data_offsets": [4, 8] });
+    let header = json!({ "n".repeat(70_000): tensor, "m": short }).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], header.as_bytes(), &[0; 8]].concat()).unwrap();
+    for more in [&[][..], &["--all"], &["--values"], &["--json"]] {
+        let output = hearth(&[&["inspect", text(&path)], more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+    }
 }

@@ -105,6 +105,12 @@ pub enum TrainerError {
         /// The endings there are.
         known: String,
     },
+    /// Settings of a model that nobody has.
+    #[error("the model's settings ask for {problem}")]
+    OversizedModel {
+        /// How much.
+        problem: String,
+    },
     /// The weights are not those of the model.
     #[error("weights do not fit the model: {}: {}", keys(missing, extra), path.display())]
     TensorNames {
@@ -148,6 +154,12 @@ pub enum TrainerError {
         n: usize,
         /// The adapter's file.
         path: PathBuf,
+    },
+    /// A model whose output is not finite.
+    #[error("{what} is lost: the model's output is NaN or infinite")]
+    OutputLost {
+        /// What it should have been.
+        what: String,
     },
     /// A damaged checkpoint.
     #[error("checkpoint is broken: {problem}: {}", path.display())]
@@ -477,13 +489,17 @@ impl TrainerError {
                 "name layers by the end of their names, or many by `attention` or `all`; leave the key out for \
                  the default ones"
             }
-            Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
+            Self::OversizedModel { .. } | Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
             Self::NotFinite { .. } => {
                 "its training diverged: use another, or train it again with a lower learning rate; \
                  `hearth export --force` takes it as it is"
+            }
+            Self::OutputLost { .. } => {
+                "look for weights that are not finite with `hearth inspect --values`; without any, compute with --dtype \
+                 bf16 or f32, or leave out the adapter"
             }
             Self::Checkpoint { .. } => {
                 "no other checkpoint is left: start a new run with another --out"

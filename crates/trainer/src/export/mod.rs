@@ -87,14 +87,30 @@ pub fn export(
     let (tensors, family) = (&config.tensor_specs()?[..], Some(config.family()));
     let base = ExportBase { tensors, original: &original, family };
     let path = write(&parts, format, folder, name, &base)?;
-    // Values that are not finite get here only with --force.
-    pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
-    let again = pipeline.adapter();
-    let difference = compare(&parts, &again, format, &path)?;
+    let difference = kept_if_equal(&path, || {
+        // Values that are not finite get here only with --force.
+        pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
+        compare(&parts, &pipeline.adapter(), format, &path)
+    })?;
     let n_layers = kept(&parts, format).map(|(_, layers)| layers.len()).sum();
     // What was read back may be rounded or fused; the next format starts from the original.
     pipeline.set_adapter(parts);
     Ok(ExportedFile { format, path, n_layers, difference })
+}
+
+/// Removes what was written unless it is read back as it should be.
+fn kept_if_equal(path: &Path, read_back: impl FnOnce() -> Result<f64>) -> Result<f64> {
+    let difference = read_back();
+    if difference.is_err() {
+        // It may not be there any more; the error that counts is the first.
+        _ = if path.is_dir() {
+            let removed = [PEFT_FILE, PEFT_CONFIG].map(|name| fs::remove_file(path.join(name)));
+            removed.into_iter().collect::<std::io::Result<()>>().and_then(|()| fs::remove_dir(path))
+        } else {
+            fs::remove_file(path)
+        };
+    }
+    difference
 }
 
 /// The components that a format can hold.

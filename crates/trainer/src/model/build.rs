@@ -2,6 +2,9 @@
 //! come from (files, random init, the meta device), in which dtype they are held and which layers get
 //! an adapter is not the family's business.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt::Display;
 
 use compute::ops::Weight;
@@ -13,7 +16,7 @@ use compute::{
 use super::adapter::Adapters;
 use super::layer::{LayerWeight, LinearLayer, ModelTensor};
 use super::offload::Offload;
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 
 /// A tensor that a model asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -359,13 +362,34 @@ impl<'a> ModelBuilder<'a> {
     }
 }
 
-/// All tensors that a model asks for, in order, found by building it on the meta device.
+/// Most tensors of a model. Chosen: ten times those of the largest that is known.
+const MOST_TENSORS: usize = 32_768;
+
+/// Most values of a tensor. Chosen: far more than any memory holds, and bytes can be counted.
+const MOST_VALUES: usize = 1 << 48;
+
+/// All tensors that a model asks for, in order, found by building it on the meta device. Settings are believed up to
+/// what a model can have: a file may claim a million blocks.
 pub fn tensor_specs<T>(
     build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
 ) -> Result<Vec<TensorSpec>> {
     struct Listing(Vec<TensorSpec>);
+    impl Listing {
+        fn check(&self, TensorSpec { name, shape, .. }: &TensorSpec) -> Result<()> {
+            let n = shape.sizes().iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+            let problem = if self.0.len() == MOST_TENSORS {
+                format!("more than {MOST_TENSORS} tensors, one of them {name}")
+            } else if n.is_none_or(|n| n > MOST_VALUES) {
+                format!("{name} of {shape}, which no memory holds")
+            } else {
+                return Ok(());
+            };
+            Err(TrainerError::OversizedModel { problem })
+        }
+    }
     impl WeightSource for Listing {
         fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
+            self.check(&want)?;
             let tensor = device.zeros(want.shape, Dtype::F32)?;
             self.0.push(want);
             Ok(WeightTensor::Dense(tensor.into()))

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use weights::plain_file::read_plain;
 
 use crate::error::{Result, TrainerError};
@@ -25,8 +26,25 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
         path: path.into(),
         source,
     })?;
-    serde_json::from_slice(&text)
-        .map_err(|error| TrainerError::Config { problem: error.to_string(), path: path.into() })
+    let wrong = |problem| TrainerError::Config { problem, path: path.into() };
+    let settings = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    check_numbers(&settings, "it").map_err(|Unsupported(problem)| wrong(problem))?;
+    serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))
+}
+
+/// Refuses whole numbers beyond 32 bits, so that two of them can be multiplied.
+fn check_numbers(value: &Value, name: &str) -> std::result::Result<(), Unsupported> {
+    match value {
+        Value::Number(number) => Unsupported::unless(
+            number.as_u64().is_none_or(|number| u32::try_from(number).is_ok()),
+            format!("{name} is {number}, most is {}", u32::MAX),
+        ),
+        Value::Array(values) => values.iter().try_for_each(|value| check_numbers(value, name)),
+        Value::Object(fields) => {
+            fields.iter().try_for_each(|(name, value)| check_numbers(value, name))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a component's settings and checks them.

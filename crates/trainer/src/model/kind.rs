@@ -131,6 +131,8 @@ fn detect(path: &Path) -> Option<DetectedModel> {
     }
     match settings(path) {
         Some(settings) => from_config(&settings),
+        // Whoever reads it says what is wrong with it.
+        None if path.join("config.json").exists() => None,
         None => from_names(&component::weights(path).ok()?, path),
     }
 }

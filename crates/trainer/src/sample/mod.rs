@@ -312,7 +312,11 @@ impl<'a> SampleJob<'a> {
     ) -> Result<Vec<Clip>> {
         let prompts = self.encode(device, plan, on_event)?;
         let latents = self.denoise(device, &prompts, plan.is_cfg_batched, on_event)?;
-        self.decode(device, &latents, plan.tiling, on_event)
+        check_finite(latents.iter().map(|latents| &latents[..]))?;
+        let clips = self.decode(device, &latents, plan.tiling, on_event)?;
+        let frames = clips.iter().map(|clip| clip.frames.iter().flat_map(|frame| &frame.values));
+        check_finite(frames)?;
+        Ok(clips)
     }
 
     /// All prompts, with the negative one and the references, which are the same for all.
@@ -460,6 +464,16 @@ impl<'a> SampleJob<'a> {
     fn latent_shape(&self) -> LatentShape {
         self.pipeline.latent_shape(self.request.size, self.request.frames)
     }
+}
+
+/// Fails where an image or its latents have a value that is not finite: it would be written as black.
+fn check_finite<'a>(images: impl Iterator<Item: IntoIterator<Item = &'a f32>>) -> Result<()> {
+    for (number, values) in (1..).zip(images) {
+        if !values.into_iter().all(|value| value.is_finite()) {
+            return Err(TrainerError::OutputLost { what: format!("image {number}") });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a model can make so many frames.

@@ -113,6 +113,8 @@ pub struct GenerationResult {
     pub n_tokens: usize,
     /// Whether the model gave an end-of-text token.
     pub is_eos: bool,
+    /// Whether the model's output stopped being finite, so that there is no next token.
+    pub is_lost: bool,
 }
 
 /// Generates a text on a device with memory for it.
@@ -132,13 +134,15 @@ pub fn generate(
     let mut logits = generator.logits(prompt)?;
     let mut n_tokens = 0;
     loop {
+        let is_lost = !logits.iter().all(|logit| logit.is_finite());
         let token = sampler.sample(&logits, n_tokens);
-        if is_end(token) {
-            return Ok(GenerationResult { n_tokens, is_eos: true });
+        let is_eos = !is_lost && is_end(token);
+        if is_lost || is_eos {
+            return Ok(GenerationResult { n_tokens, is_eos, is_lost });
         }
         n_tokens += 1;
         if !take(token) || n_tokens == *max_tokens {
-            return Ok(GenerationResult { n_tokens, is_eos: false });
+            return Ok(GenerationResult { n_tokens, is_eos, is_lost });
         }
         // No token takes more memory than the last: a dry run skips to it.
         if device.is_meta() {
@@ -200,7 +204,7 @@ mod tests {
         };
         let written = generate(&device, &model, &adapters.params, request, is_end, take).unwrap();
         let is_eos = text.len() < request.max_tokens;
-        assert_eq!(written, GenerationResult { n_tokens: text.len(), is_eos });
+        assert_eq!(written, GenerationResult { n_tokens: text.len(), is_eos, is_lost: false });
         text
     }
 

@@ -62,7 +62,7 @@ impl ChatTemplate {
 
     /// Of Jinja that came with a model, from this file. Runs apart if [`render_apart`] was told how; not before it is
     /// needed.
-    pub(super) fn of_model(source: &str, tokens: BTreeMap<String, String>, path: &Path) -> Self {
+    pub fn of_model(source: &str, tokens: BTreeMap<String, String>, path: &Path) -> Self {
         let runner = match process::program() {
             Some(program) => {
                 TemplateRunner::Apart(TemplateProcess::new(program, source.into(), tokens))

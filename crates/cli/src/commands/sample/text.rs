@@ -221,6 +221,9 @@ impl LoadedTextModel {
         if let Some(error) = failed {
             return Err(error.into());
         }
+        if written.is_lost {
+            return Err(TrainerError::OutputLost { what: "the text".into() }.into());
+        }
         let more = decoder.finish();
         show(&(more.clone() + "\n"))?;
         text.push_str(&more);

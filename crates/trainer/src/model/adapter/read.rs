@@ -129,6 +129,7 @@ impl AdapterFile {
         let is_left = |tensor: &&TensorInfo| !self.claimed.contains(&tensor.name);
         let left: Vec<&TensorInfo> = self.catalog.tensors.iter().filter(is_left).collect();
         match left.first() {
+            None if self.claimed.is_empty() => Err(self.wrong("it has no tensors".into())),
             None => Ok(()),
             Some(first) => Err(self.wrong(format!(
                 "{} of its {} tensors, such as {}, belong to no layer of it",
@@ -190,6 +191,9 @@ impl AdapterFile {
             )));
         }
         let scale = self.alpha(component, module, stem, rank)? / rank as f32;
+        if !scale.is_finite() && !self.takes_any {
+            return Err(self.wrong(format!("the alpha of {stem} is not finite")));
+        }
         let mut given =
             LoraWeights { rank, alpha: 0.0, down: down.values, up: Vec::new(), magnitude: None };
         let whole = [TensorPiece::whole("")];

@@ -44,10 +44,10 @@ impl<'a> GgufConfigReader<'a> {
     fn config(&self) -> Result<LlamaConfig> {
         self.check()?;
         let (width, heads) = (self.size("embedding_length")?, self.size("attention.head_count")?);
-        let kv_heads = self.number("attention.head_count_kv")?.unwrap_or(heads);
+        let kv_heads = self.optional_size("attention.head_count_kv")?.unwrap_or(heads);
         let per_head = width / heads.max(1);
-        let rotary: usize = self.number("rope.dimension_count")?.unwrap_or(per_head);
-        let head_dim = self.number("attention.key_length")?.unwrap_or(rotary);
+        let rotary = self.optional_size("rope.dimension_count")?.unwrap_or(per_head);
+        let head_dim = self.optional_size("attention.key_length")?.unwrap_or(rotary);
         let is_qwen = self.family != LanguageFamily::Llama;
         Ok(LlamaConfig {
             family: self.family,
@@ -113,13 +113,16 @@ impl<'a> GgufConfigReader<'a> {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
+        let n = divisors.len();
+        if n != d_head / 2 {
+            let problem = format!("{ROPE_FACTORS} has {n} values, a head has {d_head}");
+            return Err(self.wrong(problem));
+        }
         let axis = RopeConfig { theta, scaling: RopeScaling::None }.axis(d_head);
         let is_near = |(frequency, divisor): (&f64, &f32)| {
             (scaling.divisor(*frequency) / f64::from(*divisor) - 1.0).abs() < 1e-4
         };
-        let is_known = axis.frequencies.len() == divisors.len()
-            && axis.frequencies.iter().zip(&divisors).all(is_near);
-        if is_known {
+        if axis.frequencies.iter().zip(&divisors).all(is_near) {
             return Ok(scaling);
         }
         Err(self.wrong(format!("{ROPE_FACTORS} up to {factor} are not those of Llama 3")))
@@ -152,8 +155,12 @@ impl<'a> GgufConfigReader<'a> {
         self.number(key)?.ok_or_else(|| self.wrong(format!("{architecture}.{key} is missing")))
     }
 
+    fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        Ok(self.number::<u32>(key)?.map(|size| size as usize))
+    }
+
     fn size(&self, key: &str) -> Result<usize> {
-        self.needed(key)
+        self.needed::<u32>(key).map(|size| size as usize)
     }
 
     fn parsed<T: FromStr>(&self, key: &str, value: &str) -> Result<T> {

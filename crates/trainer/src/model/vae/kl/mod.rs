@@ -99,12 +99,18 @@ impl KlVaeConfig {
             )?;
         }
         Unsupported::unless(self.act_fn == "silu", format!("act_fn {} is not silu", self.act_fn))?;
-        Unsupported::unless(
-            !self.block_out_channels.is_empty(),
-            "block_out_channels is empty".into(),
-        )?;
+        check_levels("block_out_channels", self.block_out_channels.len())?;
         check_groups(self.norm_num_groups, &self.block_out_channels)
     }
+}
+
+/// Most sizes that an image has on its way. Chosen: twice those of any VAE, and a pixel becomes no more than memory holds.
+const MOST_LEVELS: usize = 8;
+
+/// Checks that a VAE has some sizes, and not too many.
+pub(in crate::model::vae) fn check_levels(name: &str, n: usize) -> Result<(), Unsupported> {
+    let problem = format!("{name} has {n} values, expected 1 to {MOST_LEVELS}");
+    Unsupported::unless((1..=MOST_LEVELS).contains(&n), problem)
 }
 
 /// Checks that the channels of every size are a multiple of the groups of norms.

@@ -25,7 +25,7 @@ pub fn encoder(config: &QwenImageVaeConfig, build: &mut ModelBuilder<'_>) -> Res
     let mut next = || names.next().expect("there is no end");
     let (mut levels, mut before) = (Vec::with_capacity(channels.len()), config.base_dim);
     for (level, out) in channels.iter().enumerate() {
-        let mut blocks = Vec::with_capacity(config.num_res_blocks);
+        let mut blocks = Vec::new();
         for _ in 0..config.num_res_blocks {
             blocks.push(ResnetBlock::new(b.at(next()), KIND, [before, *out])?);
             before = *out;

@@ -13,6 +13,7 @@ pub use build::{decoder, encoder};
 
 use crate::model::config::Unsupported;
 use crate::model::diffusion::vae::LatentStatistics;
+use crate::model::vae::kl::check_levels;
 
 /// What `vae/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -84,7 +85,7 @@ impl QwenImageVaeConfig {
     /// Checks that all of it is supported.
     pub fn check(&self) -> Result<(), Unsupported> {
         let n_levels = self.dim_mult.len();
-        Unsupported::unless(n_levels > 0, "dim_mult is empty".into())?;
+        check_levels("dim_mult", n_levels)?;
         let sizes = [("base_dim", self.base_dim), ("num_res_blocks", self.num_res_blocks)];
         let sizes = sizes.into_iter().chain(self.dim_mult.iter().map(|size| ("dim_mult", *size)));
         for (name, size) in sizes {
@@ -143,7 +144,7 @@ mod tests {
             assert_eq!(config.check().unwrap_err().0, expected);
         };
         assert!(QwenImageVaeConfig::published().check().is_ok());
-        check(&|config| config.dim_mult.clear(), "dim_mult is empty");
+        check(&|config| config.dim_mult.clear(), "dim_mult has 0 values, expected 1 to 8");
         check(&|config| config.dim_mult[1] = 0, "dim_mult has a 0");
         check(&|config| config.num_res_blocks = 0, "num_res_blocks has a 0");
         check(&|config| config.attn_scales.push(0.5), "attn_scales [0.5] is not empty");

@@ -1,0 +1,74 @@
+//! Settings that ask for what no model has.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::*;
+use crate::model::diffusion::flux::{Flux, FluxConfig};
+use crate::model::diffusion::kandinsky5::{Kandinsky5, Kandinsky5Config};
+use crate::model::diffusion::qwen_image::{QwenImage, QwenImageConfig};
+use crate::model::diffusion::sd3::{Sd3, Sd3Config};
+use crate::model::encoder::clip::{ClipConfig, ClipTextModel};
+use crate::model::encoder::qwen25vl::{Qwen25VlConfig, Qwen25VlEncoder};
+use crate::model::encoder::t5::{T5Config, T5Encoder};
+use crate::model::llama::{Llama, LlamaConfig};
+use crate::model::vae::{hunyuan_video, kl, qwen_image};
+
+/// Settings of a reference model, one of them changed, do not build what nobody has.
+fn check<C: DeserializeOwned, M>(
+    file: &str,
+    key: &str,
+    build: impl Fn(&C, &mut ModelBuilder<'_>) -> Result<M>,
+) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let json = std::fs::read(golden.join(file).join("config.json")).unwrap();
+    let mut settings: Value = serde_json::from_slice(&json).unwrap();
+    let place = settings.pointer_mut(key).unwrap_or_else(|| panic!("{file} has no {key}"));
+    *place = 1_000_000_000.into();
+    let config = serde_json::from_value(settings).unwrap();
+    let said = tensor_specs(|builder| build(&config, builder)).unwrap_err().to_string();
+    assert!(said.contains("ask for more than 32768 tensors"), "{file} {key}: {said}");
+}
+
+#[test]
+fn counts_that_no_model_has_are_refused_before_it_is_built() {
+    let llama = |config: &LlamaConfig, build: &mut ModelBuilder<'_>| Llama::new(config, build);
+    check("llama/llama", "/num_hidden_layers", llama);
+    let sd3 = |config: &Sd3Config, build: &mut ModelBuilder<'_>| Sd3::new(config, build);
+    check("sd3/pipeline/transformer", "/num_layers", sd3);
+    for key in ["/num_layers", "/num_single_layers"] {
+        let flux = |config: &FluxConfig, build: &mut ModelBuilder<'_>| Flux::new(config, build);
+        check("flux/dev/pipeline/transformer", key, flux);
+    }
+    check("qwen_image/pipeline/transformer", "/num_layers", |config: &QwenImageConfig, build| {
+        QwenImage::new(config, build)
+    });
+    for key in ["/num_text_blocks", "/num_visual_blocks"] {
+        check("kandinsky5/t2v_pipeline/transformer", key, |config: &Kandinsky5Config, build| {
+            Kandinsky5::new(config, build)
+        });
+    }
+    check("sd3/pipeline/text_encoder", "/num_hidden_layers", |config: &ClipConfig, build| {
+        ClipTextModel::new(config, build)
+    });
+    check("sd3/pipeline/text_encoder_3", "/num_layers", |config: &T5Config, build| {
+        T5Encoder::new(config, build)
+    });
+    let qwen =
+        |config: &Qwen25VlConfig, build: &mut ModelBuilder<'_>| Qwen25VlEncoder::new(config, build);
+    check("qwen_image/pipeline/text_encoder", "/text_config/num_hidden_layers", qwen);
+    check("sd3/pipeline/vae", "/layers_per_block", kl::encoder);
+    check("sd3/pipeline/vae", "/layers_per_block", kl::decoder);
+    check("kandinsky5/t2v_pipeline/vae", "/layers_per_block", hunyuan_video::encoder);
+    check("qwen_image/pipeline/vae", "/num_res_blocks", qwen_image::encoder);
+}
+
+#[test]
+fn a_shape_that_no_memory_holds_is_refused() {
+    let sizes = [usize::from(u16::MAX); 4];
+    let built = tensor_specs(|build| build.array("a.weight", sizes));
+    let said = built.unwrap_err().to_string();
+    assert!(said.contains("a.weight of [65535, 65535, 65535, 65535]"), "{said}");
+}
