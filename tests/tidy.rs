@@ -204,6 +204,40 @@ fn arrows(tree: &Tree) -> Vec<String> {
     broken
 }
 
+/// Crates that are there in two versions, since others ask for both.
+const TWICE: &[(&str, &str)] = &[
+    ("bit-set", "fancy-regex and wgpu"),
+    ("bit-vec", "bit-set"),
+    ("getrandom", "tokenizers and zip"),
+    ("hashbrown", "safetensors and wgpu"),
+    ("miniz_oxide", "png and flate2"),
+    ("r-efi", "getrandom, on UEFI"),
+    ("syn", "macros, when hearth is built"),
+    ("thiserror", "nvml-wrapper"),
+    ("thiserror-impl", "thiserror"),
+];
+
+/// Every dependency is of crates.io, and there once unless it is listed.
+fn dependencies(tree: &Tree) -> Vec<String> {
+    let text = std::fs::read_to_string(tree.root.join("Cargo.lock")).unwrap_or_default();
+    let lock: toml::Table = text.parse().expect("Cargo.lock is TOML");
+    let packages = lock.get("package").and_then(toml::Value::as_array);
+    let mut versions = BTreeMap::<&str, usize>::new();
+    let mut broken = Vec::new();
+    for package in packages.into_iter().flatten() {
+        let name = package["name"].as_str().expect("a package has a name");
+        *versions.entry(name).or_default() += 1;
+        let source = package.get("source").and_then(toml::Value::as_str);
+        if source.is_some_and(|source| !source.ends_with("github.com/rust-lang/crates.io-index")) {
+            broken.push(format!("Cargo.lock: {name} is not of crates.io"));
+        }
+    }
+    let is_listed = |name: &str| TWICE.iter().any(|(listed, _)| *listed == name);
+    let wrong = versions.iter().filter(|(name, n)| (**n > 1) != is_listed(name));
+    broken.extend(wrong.map(|(name, n)| format!("Cargo.lock: {name} is there {n} times")));
+    broken
+}
+
 fn module_arrows(tree: &Tree) -> Vec<String> {
     let mut broken = Vec::new();
     for (path, text) in tree.sources() {
@@ -405,6 +439,18 @@ fn every_source_opens_with_a_module_comment() {
         &[("a.rs", "//! A.\n"), ("b.rs", "fn b() {}\n")],
         &["b.rs: does not open"],
     );
+}
+
+#[test]
+fn dependencies_are_known_and_there_once() {
+    kept(dependencies);
+    let package = |name: &str, from: &str| {
+        format!("[[package]]\nname = \"{name}\"\nsource = \"registry+https://{from}\"\n")
+    };
+    let (ours, other) = ("github.com/rust-lang/crates.io-index", "example.org/index");
+    let lock = [package("a", ours), package("a", ours), package("b", other)].concat();
+    let what = ["b is not of crates.io", "a is there 2 times"];
+    found(dependencies, &[("Cargo.lock", &lock)], &what);
 }
 
 #[test]
