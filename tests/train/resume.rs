@@ -15,7 +15,7 @@ use super::{
     Job, Running, begins, check_memory, events, interrupt, losses, parsed, paths_in, signal,
     trained, warnings,
 };
-use crate::models::copy;
+use crate::models::{copy, copy_folder};
 use crate::{said, text};
 
 /// Everything at once that remembers something between steps, or draws numbers in them.
@@ -357,6 +357,18 @@ fn a_file_among_checkpoints_and_a_moved_folder() {
     assert_eq!(running.code(), Some(1));
     assert!(!job.path("run").exists(), "the folder was made again");
     assert!(n_saved(&job.path("moved")) > 0);
+}
+
+#[test]
+fn old_checkpoints_that_a_kill_left_are_removed() {
+    let job = Job::new();
+    let set = ["output.keep=1", "train.steps=2"];
+    let run = job.finish("run", &set, &[]);
+    // As if it had been killed between saving the last and removing the one before.
+    let [old, last] = [1, 2].map(|step| run.join(format!("checkpoints/step-00000{step}")));
+    copy_folder(&last, &old);
+    job.finish("run", &set, &["--resume"]);
+    assert_eq!(paths_in(&run.join("checkpoints")), [last]);
 }
 
 #[test]

@@ -144,12 +144,14 @@ pub enum WeightsError {
 pub type Result<T> = std::result::Result<T, WeightsError>;
 
 impl WeightsError {
-    /// Whether the system refused for a reason that says nothing about the file, as too many open files. A disk that
-    /// cannot read it says something.
+    /// Whether the system refused for a reason that says nothing about the file, as too many open files. That it is
+    /// gone, or that the disk cannot read it, says something.
     pub fn is_refusal(&self) -> bool {
         /// Taken from POSIX: `EIO`, which is 5 wherever there is one.
         const DISK_ERROR: i32 = 5;
-        matches!(self, Self::Io { source, .. } if source.raw_os_error().is_some_and(|code| code != DISK_ERROR))
+        let Self::Io { source, .. } = self else { return false };
+        let is_of_disk = source.raw_os_error().is_none_or(|code| code == DISK_ERROR);
+        !is_of_disk && source.kind() != io::ErrorKind::NotFound
     }
 
     /// Wraps what the system said.
@@ -200,5 +202,20 @@ pub fn io_hint(error: &io::Error) -> &'static str {
             "choose another name, or remove what is there"
         }
         _ => "check the disk and the file system",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_nothing_about_the_file() {
+        let of = |error: Errno| WeightsError::io("read", Path::new("a"), error.into()).is_refusal();
+        assert!([Errno::MFILE, Errno::ACCESS, Errno::NOMEM].into_iter().all(of));
+        assert!(![Errno::IO, Errno::NOENT].into_iter().any(of));
+        assert!(!WeightsError::Cancelled.is_refusal());
     }
 }

@@ -142,7 +142,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub(super) fn save(&mut self, save: SaveReason) -> Result<()> {
         let Self { progress, checkpoints, saved, meter, .. } = self;
         if saved.is_some() && *saved == progress.resumable_at() {
-            return Ok(());
+            // A run that was killed between the two has old ones left.
+            return checkpoints.remove_old(progress, None);
         }
         meter.begin(Phase::Save);
         let replaced = progress.record_save(save == SaveReason::Best);
