@@ -1,9 +1,10 @@
 //! The program as a user meets it: help, exit codes, errors, pipes, signals.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::{hearth, printed, said, text};
+use crate::{command, hearth, printed, said, text};
 
 const VERBS: [&str; 14] = [
     "demo",
@@ -62,13 +63,13 @@ fn failures_exit_with_1_and_say_what_why_and_what_to_do() {
     );
 
     let odd = folder.path().join("odd.toml");
-    std::fs::write(&odd, "title = 'x'\norigin = 'guessed'\n").unwrap();
+    fs::write(&odd, "title = 'x'\norigin = 'guessed'\n").unwrap();
     fails(
         &["doctor", "--machine", text(&odd)],
         &["not a machine file", "guessed", "recorded", "documented"],
     );
 
-    std::fs::write(&odd, [0xff, 0xfe, 0x00]).unwrap();
+    fs::write(&odd, [0xff, 0xfe, 0x00]).unwrap();
     fails(&["doctor", "--machine", text(&odd)], &["cannot read machine file", "UTF-8"]);
 
     fails(&["doctor", "--machine", text(folder.path())], &["cannot read machine file"]);
@@ -81,11 +82,11 @@ fn failures_exit_with_1_and_say_what_why_and_what_to_do() {
 fn a_recording_never_overwrites() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
-    std::fs::write(&path, "precious").unwrap();
+    fs::write(&path, "precious").unwrap();
     let output = hearth(&["doctor", "--record", text(&path)]);
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("file exists already"), "{}", said(&output));
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn a_closed_pipe_is_no_failure() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_a_failure() {
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output =
         Command::new(env!("CARGO_BIN_EXE_hearth")).arg("doctor").stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -134,7 +135,7 @@ fn completions_and_manual_pages_are_complete() {
     let script = printed(&["completions", "bash"]);
     assert!(script.contains("--record"), "an option is missing");
     let path = folder.path().join("hearth.bash");
-    std::fs::write(&path, script).unwrap();
+    fs::write(&path, script).unwrap();
     if let Ok(status) = Command::new("bash").arg("-n").arg(&path).status() {
         assert!(status.success(), "bash cannot read its completions");
     }
@@ -144,7 +145,33 @@ fn completions_and_manual_pages_are_complete() {
     let expected: Vec<_> = VERBS.iter().map(|verb| format!("hearth-{verb}.1")).collect();
     assert_eq!(names[0], "hearth.1");
     assert_eq!(names[1..], expected);
-    let page = std::fs::read_to_string(folder.path().join("hearth-doctor.1")).unwrap();
+    let page = fs::read_to_string(folder.path().join("hearth-doctor.1")).unwrap();
     assert!(page.contains("hearth doctor") || page.contains("hearth\\-doctor"), "{page}");
     assert!(printed(&["man"]).contains("Exit codes"));
+}
+
+/// Names in files of strangers do not reach the terminal as anything but letters.
+#[test]
+fn names_cannot_steer_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let name = "a\u{1b}]0;title\u{7}\u{1b}[2J\u{202e}b\nc";
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![1], &[0]).unwrap();
+    safetensors::serialize_to_file([(name, view)], None, &path).unwrap();
+    let odd = folder.path().join("odd\u{1b}[8m\u{202e}.bin");
+    fs::write(&odd, "hello").unwrap();
+    for (arguments, shown) in [
+        (&["inspect", text(&path), "--all"][..], "\\u001b]0;title\\u0007\\u001b[2J\\u202eb\\nc"),
+        (&["inspect", text(&path), "--json"], "a\\u001b]0;title\\u0007\\u001b[2J\\u202eb\\nc"),
+        (&["inspect", text(&odd)], "odd\\u001b[8m\\u202e.bin"),
+    ] {
+        // As on a terminal, with styles.
+        let output = command(arguments).env("CLICOLOR_FORCE", "1").output().unwrap();
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8(printed).unwrap();
+        assert!(printed.contains(shown), "{arguments:?}: {printed:?}");
+        for steering in ["\u{1b}]", "\u{1b}[2J", "\u{1b}[8m", "\u{7}", "\u{202e}"] {
+            assert!(!printed.contains(steering), "{arguments:?}: {printed:?}");
+        }
+    }
 }

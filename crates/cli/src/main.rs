@@ -6,6 +6,7 @@ mod commands;
 mod failure;
 mod interrupt;
 mod render;
+mod terminal;
 mod text;
 
 use std::io::{self, Write};
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
         trainer::text::chat::render_apart(program);
     }
     // Not locked: what `--json` prints of a run comes from several threads.
-    let mut out = anstream::stdout();
+    let mut out = terminal::stdout();
     let outcome = args().and_then(|args| run(args, &mut out)).and_then(|outcome| {
         out.flush()?;
         Ok(outcome)
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
         Err(failure) => failure,
     };
     // With standard error gone as well there is nobody left to tell.
-    _ = failure.report(&mut anstream::stderr().lock());
+    _ = failure.report(&mut terminal::stderr());
     match failure {
         Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
         Failure::Weights(WeightsError::Cancelled) | Failure::Compute(ComputeError::Cancelled) => {

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 
+use crate::terminal;
+
 /// Chosen: as wide as a line may be and still be read in a bug report, and as narrow as a column of
 /// text may get.
 const WIDEST: usize = 96;
@@ -59,6 +61,7 @@ impl TextPage {
 
     /// The same on one line, however long, so that names and commands in it can be copied.
     pub fn long_item(&mut self, mark: &str, mark_style: Style, text: &str) {
+        let text = text.replace('\n', "\\n");
         _ = writeln!(self.text, "  {mark_style}{mark}{mark_style:#} {text}");
     }
 
@@ -69,13 +72,15 @@ impl TextPage {
 
     /// Rows whose columns line up; lines too long are left to the terminal.
     pub fn table<const N: usize>(&mut self, rows: &[[String; N]]) {
+        let one_line = |row: &[String; N]| row.each_ref().map(|cell| cell.replace('\n', "\\n"));
+        let rows: Vec<[String; N]> = rows.iter().map(one_line).collect();
         let mut widths = [0; N];
-        for row in rows {
+        for row in &rows {
             for (width, cell) in widths.iter_mut().zip(row) {
                 *width = columns(cell).max(*width);
             }
         }
-        for row in rows {
+        for row in &rows {
             let padded = |(cell, width): (&String, usize)| {
                 format!("{cell}{}", " ".repeat(width - columns(cell)))
             };
@@ -130,7 +135,8 @@ pub fn bar_of_width(share: f64, width: usize) -> String {
 
 /// Columns that a text takes in a terminal: none for its styles, two for wide characters.
 pub fn columns(text: &str) -> usize {
-    let plain = anstream::adapter::strip_str(text);
+    let text = terminal::safe(text);
+    let plain = anstream::adapter::strip_str(&text);
     plain.map(|part| part.chars().map(char_columns).sum::<usize>()).sum()
 }
 

@@ -202,7 +202,12 @@ fn watch(
             writeln!(out)?;
         } else {
             let page = render::doctor::page(&seen);
-            write!(out, "{}{page}", if redraw { HOME_AND_CLEAR } else { "" })?;
+            if redraw {
+                out.flush()?;
+                // Past what shows control characters.
+                std::io::stdout().write_all(HOME_AND_CLEAR.as_bytes())?;
+            }
+            write!(out, "{page}")?;
         }
         out.flush()?;
         match wakes.recv() {

@@ -16,9 +16,10 @@ pub mod verify;
 
 use std::io::Write;
 
+use crate::terminal;
 use crate::text::WARN;
 
 /// Done, but not as asked: a line on standard error.
 pub fn warn(text: &str) {
-    _ = writeln!(anstream::stderr().lock(), "{WARN}warning:{WARN:#} {text}");
+    _ = writeln!(terminal::stderr(), "{WARN}warning:{WARN:#} {text}");
 }

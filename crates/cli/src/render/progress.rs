@@ -11,6 +11,7 @@ use machine::Bytes;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::line::ProgressLine;
+use crate::terminal;
 use crate::text::columns;
 
 /// Chosen: shorter work needs no patience.
@@ -77,7 +78,7 @@ pub fn redraw(last: &mut Option<Instant>, line: impl FnOnce() -> ProgressLine) {
         return;
     }
     *last = Some(Instant::now());
-    let mut stderr = anstream::stderr().lock();
+    let mut stderr = terminal::stderr();
     if is_terminal {
         clear();
         SHOWN_COLUMNS.store(columns(&text), Ordering::Relaxed);

@@ -21,6 +21,7 @@ use trainer::report::format::number;
 
 use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, duration, redraw};
+use crate::terminal;
 use crate::text::{BOLD, DIM, WARN, plural, thousands};
 
 /// Warnings that are shown; the rest is in the report.
@@ -105,7 +106,7 @@ impl TrainingScreen {
         if self.is_json {
             if state.throttle.keeps(record) {
                 let line = serde_json::to_string(record).unwrap_or_default();
-                _ = writeln!(anstream::stdout().lock(), "{line}");
+                _ = terminal::stdout().write_all(format!("{line}\n").as_bytes());
             }
             return;
         }
@@ -125,7 +126,7 @@ impl TrainingScreen {
 /// A line that stays, above the live one.
 fn say(line: &str) {
     clear();
-    _ = writeln!(anstream::stderr().lock(), "{line}");
+    _ = terminal::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 impl ScreenState {

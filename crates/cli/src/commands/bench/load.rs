@@ -28,6 +28,7 @@ use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{CacheState, LoadFigure, LoadMethod};
+use crate::terminal;
 use crate::text::name_of;
 
 /// Measure how fast model files are loaded and written.
@@ -168,7 +169,7 @@ fn peers(arguments: &BenchLoadArgs) -> Result<Vec<LoadMethod>, Failure> {
         } else {
             let said = String::from_utf8_lossy(&output.stderr);
             let reason = said.lines().last().unwrap_or("it cannot be imported");
-            writeln!(std::io::stderr(), "{module} is left out: {reason}")?;
+            writeln!(terminal::stderr(), "{module} is left out: {reason}")?;
         }
     }
     Ok(found)

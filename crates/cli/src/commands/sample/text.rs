@@ -1,6 +1,6 @@
 //! `hearth sample` of a language model: its text goes to standard output as it comes.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -117,7 +117,13 @@ pub fn run(
             interrupted,
         };
         for (prompt, request) in prompts.iter().zip(&requests) {
-            let shown: Option<&mut dyn Write> = if arguments.json { None } else { Some(&mut *out) };
+            // A file or another program is given the text as it is; a terminal might obey it.
+            let mut raw = std::io::stdout();
+            let shown: Option<&mut dyn Write> = match raw.is_terminal() {
+                _ if arguments.json => None,
+                true => Some(&mut *out),
+                false => Some(&mut raw),
+            };
             report.texts.push(writer.generate(prompt, request, shown)?);
         }
     }
