@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use trainer::data::{MediaKinds, ProblemKind, scan};
+use trainer::data::{MediaKinds, ProblemKind, ScanOptions, scan};
 
 fn put_image(path: &Path) {
     let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 64, 64);
@@ -90,4 +90,62 @@ fn pipes_are_skipped() {
     let found = scan(folder.path(), &[], MediaKinds::Images, &|_| true).unwrap();
     let kinds: Vec<_> = found.problems.iter().map(|problem| problem.kind.to_string()).collect();
     assert_eq!(kinds, ["has no caption: an empty one is taken", "cannot be read: is not a file"]);
+}
+
+/// What a folder from strangers may not reach: by links, by `..`, by paths from the root.
+#[test]
+fn files_outside_the_folder_are_left_out_unless_links_are_followed() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().canonicalize().unwrap();
+    let (root, secrets) = (place.join("data"), place.join("secrets"));
+    fs::create_dir_all(root.join("sub")).unwrap();
+    fs::create_dir(&secrets).unwrap();
+    for image in [root.join("a.png"), root.join("sub/b.png")] {
+        put_image(&image);
+    }
+    for name in ["c.png", "d.png", "e.png", "f.png"] {
+        put_image(&secrets.join(name));
+    }
+    fs::write(secrets.join("key.txt"), "secret").unwrap();
+    symlink(secrets.join("c.png"), root.join("c.png")).unwrap();
+    symlink(secrets.join("key.txt"), root.join("a.txt")).unwrap();
+    symlink(root.join("sub/b.png"), root.join("inside.png")).unwrap();
+    symlink(&secrets, root.join("folder")).unwrap();
+    let lines = [
+        r#"{"file_name": "../secrets/d.png", "text": "by dots"}"#.to_owned(),
+        format!(
+            r#"{{"file_name": "{}", "text": "from the root"}}"#,
+            secrets.join("e.png").display()
+        ),
+        r#"{"file_name": "sub/b.png", "text": "a", "reference": "../secrets/f.png"}"#.to_owned(),
+    ];
+    fs::write(root.join("metadata.jsonl"), lines.join("\n")).unwrap();
+    // The folder itself may be a link.
+    let linked = place.join("linked");
+    symlink(&root, &linked).unwrap();
+    for folder in [&root, &linked] {
+        let found = scan(folder, &[], MediaKinds::Images, &|_| true).unwrap();
+        let names: Vec<_> = found.items.iter().map(|item| item.path.file_name().unwrap()).collect();
+        assert_eq!(names, ["a.png", "inside.png"], "{found:?}");
+        assert!(found.items.iter().all(|item| item.caption.is_empty()), "{found:?}");
+        let outside = found.problems.iter().map(|problem| problem.to_string());
+        let outside: Vec<_> = outside.filter(|text| text.contains("leads out of")).collect();
+        assert_eq!(outside.len(), 6, "{outside:#?}");
+        let options = ScanOptions { follow_links: true, ..ScanOptions::default() };
+        let found = scan(folder, &[], options, &|_| true).unwrap();
+        assert!(found.items.iter().any(|item| item.caption == "secret"), "{found:?}");
+        assert!(found.items.len() > 5, "{found:?}");
+    }
+}
+
+#[test]
+fn a_caption_in_metadata_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    put_image(&folder.path().join("a.png"));
+    let line = format!(r#"{{"file_name": "a.png", "text": "{}"}}"#, "x".repeat(2 << 20));
+    fs::write(folder.path().join("metadata.jsonl"), line).unwrap();
+    let found = scan(folder.path(), &[], MediaKinds::Images, &|_| true).unwrap();
+    assert_eq!(found.items[0].caption, "");
+    let said = found.problems.iter().map(ToString::to_string).collect::<String>();
+    assert!(said.contains("its caption is 2 MiB long, most is 1 MiB"), "{said}");
 }

@@ -13,7 +13,7 @@ use trainer::cache::{
 use trainer::config::RunConfig;
 use trainer::config::training_data::TrainingData;
 use trainer::cost::StageMemory;
-use trainer::data::{Findings, Problem, SampleSize, scan};
+use trainer::data::{Findings, Problem, SampleSize, ScanOptions, scan};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::train::language::{LanguagePipeline, open_texts};
@@ -135,8 +135,9 @@ fn list_unusable(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (data, _) = config.data.images()?;
-    let media = media_kinds(pipeline);
-    if let Ok(found) = scan(&data.images, &data.references.0, media, &|_| true)
+    let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
+    let options = ScanOptions { media, follow_links };
+    if let Ok(found) = scan(&data.images, &data.references.0, options, &|_| true)
         && found.items.is_empty()
         && !arguments.json
     {

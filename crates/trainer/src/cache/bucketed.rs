@@ -12,7 +12,7 @@ use crate::data::clip::{ClipSettings, whole};
 use crate::data::findings::explained;
 use crate::data::{
     Bucket, Buckets, ClipSegment, ImageItem, MediaKinds, Problem, ProblemKind, ReferenceSize,
-    SampleSize, scan,
+    SampleSize, ScanOptions, scan,
 };
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::Pipeline;
@@ -60,7 +60,9 @@ pub(crate) fn assign_buckets(
 ) -> Result<BucketedFolder> {
     let buckets = buckets(pipeline, data)?;
     let clips = clip_settings(pipeline, data)?;
-    let found = scan(&data.images, &data.references.0, media_kinds(pipeline), tick)?;
+    let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
+    let options = ScanOptions { media, follow_links };
+    let found = scan(&data.images, &data.references.0, options, tick)?;
     let (mut images, mut problems) = (Vec::new(), found.problems);
     for item in found.items {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);

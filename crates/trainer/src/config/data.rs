@@ -25,6 +25,8 @@ section! {
         images: PathBuf = Required, Any;
         /// Folder of reference images, named like those in `images`, or up to three (other trainers: `control_dir`)
         references: ReferenceFolders = Default(ReferenceFolders::default()), Within(0.0, 3.0);
+        /// Use images, captions and references outside these folders too: by links, or by paths in metadata
+        follow_links: bool = Default(false), Any;
         /// Demo images that hearth draws into `images` if there is no such folder
         draw: Option<DemoStyle> = Default(None), Any;
         /// Number of demo images

@@ -19,6 +19,8 @@ section! {
         tokenizer: Option<PathBuf> = Default(None), Any;
         /// Text held out for validation: a share of the documents below 1, or the path of other files
         validation: HeldOut = Default(HeldOut::None), Any;
+        /// Use files outside a folder too, which links in it lead to
+        follow_links: bool = Default(false), Any;
         /// Integer width of token files that do not state it
         token_format: Option<TokenWidth> = Default(None), Any;
         /// Folder of cached tokens, may be shared by jobs. Not set: `cache` in `output.folder`

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use machine::Bytes;
 use serde_json::{Map, Value};
 
 use super::problem::{Problem, ProblemKind};
@@ -130,7 +131,12 @@ fn enter(
     if entries.contains_key(&image) {
         return Err(malformed(format!("names {name} again")));
     }
-    let caption = first_text(line, &CAPTION).map_err(malformed)?.map(text::tidied);
+    let caption = first_text(line, &CAPTION).map_err(malformed)?;
+    if let Some(bytes) = caption.map(|text| text.len() as u64).filter(|n| *n > text::MOST_BYTES) {
+        let [bytes, most] = [bytes, text::MOST_BYTES].map(Bytes);
+        return Err(malformed(format!("its caption is {bytes} long, most is {most}")));
+    }
+    let caption = caption.map(text::tidied);
     // Whether they are there is seen when they are read: without one, the image is left out.
     let references = references(line).map_err(malformed)?;
     let references = references.iter().map(|name| beside(path, Path::new(name))).collect();

@@ -25,6 +25,7 @@ mod png_rows;
 pub mod problem;
 pub mod reference;
 pub mod resize;
+pub(crate) mod roots;
 pub mod scan;
 mod sniff;
 #[cfg(test)]
@@ -45,7 +46,7 @@ pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};
 pub use reference::{ReferenceSize, SampleSize};
 pub use resize::{Crop, frames_to_chw, resize_and_crop, to_chw};
-pub use scan::{FolderScan, ImageItem, MediaKinds, ReferenceImage, scan};
+pub use scan::{FolderScan, ImageItem, MediaKinds, ReferenceImage, ScanOptions, scan};
 
 /// Sizes of samples that occur, each with how many there are.
 pub type SizeCounts<S> = BTreeMap<S, usize>;

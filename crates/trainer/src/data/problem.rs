@@ -347,6 +347,12 @@ pub enum ProblemKind {
         /// What is wrong with it.
         fault: TextFault,
     },
+    /// A link, or a path in metadata, to a file outside the folder.
+    #[error("leads out of the folder, to {}: follow_links = true would use it", target.display())]
+    OutsideFolder {
+        /// Where the file is.
+        target: PathBuf,
+    },
     /// A link to a folder that was read already.
     #[error("leads to a folder that was read already: {}", target.display())]
     FolderTwice {
@@ -438,6 +444,7 @@ impl ProblemKind {
             Self::NoRepeats => "folders with 0 repeats",
             Self::ShardDamaged { .. } => "damaged files of the cache, encoded again",
             Self::CacheOlder => "caches of an older version, encoded again",
+            Self::OutsideFolder { .. } => "outside the folder, used only with follow_links = true",
             Self::FolderTwice { .. } => "links to folders that were read already",
         };
         words.into()
@@ -473,6 +480,7 @@ impl ProblemKind {
                 | Self::UnsupportedFormat { .. }
                 | Self::TooSmall { .. }
                 | Self::Huge { .. }
+                | Self::OutsideFolder { .. }
                 | Self::DecodingMemory { .. }
                 | Self::TooLong { .. }
                 | Self::NotAVideo { .. }

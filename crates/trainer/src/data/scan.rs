@@ -13,6 +13,7 @@ use weights::{BytesDoneFn, WeightsError};
 use super::clip::{self, Media, SizedClip, TrainingClip};
 use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
+use super::roots::DataRoots;
 use super::walk::{ImageCandidate, walk};
 use super::{header, listing, text};
 use crate::error::{Result, TrainerError};
@@ -32,6 +33,21 @@ pub enum MediaKinds {
     Images,
     /// Images, and clips of any kind.
     ImagesAndClips,
+}
+
+/// How a folder is looked through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScanOptions {
+    /// What is looked for.
+    pub media: MediaKinds,
+    /// Whether files may lie outside the folder, by links or by paths in metadata.
+    pub follow_links: bool,
+}
+
+impl From<MediaKinds> for ScanOptions {
+    fn from(media: MediaKinds) -> Self {
+        Self { media, follow_links: false }
+    }
 }
 
 /// An image or clip to train with.
@@ -75,22 +91,25 @@ pub struct FolderScan {
 pub fn scan(
     folder: &Path,
     references: &[PathBuf],
-    media: MediaKinds,
+    options: impl Into<ScanOptions>,
     tick: BytesDoneFn<'_>,
 ) -> Result<FolderScan> {
-    for path in std::iter::once(folder).chain(references.iter().map(PathBuf::as_path)) {
+    let ScanOptions { media, follow_links } = options.into();
+    let folders = || std::iter::once(folder).chain(references.iter().map(PathBuf::as_path));
+    for path in folders() {
         let read = |source| TrainerError::Io { what: "read", path: path.into(), source };
         fs::read_dir(path).map_err(read)?;
     }
-    let found = walk(folder, references, media);
+    let roots = DataRoots::new(folders(), follow_links);
+    let found = walk(folder, references, media, &roots);
     let mut entries = found.entries;
     let mut problems = found.problems;
     let references: BTreeSet<PathBuf> =
         entries.values().flat_map(|entry| entry.references.clone()).collect();
     problems.retain(|problem| !is_settled(problem, &entries, &references));
-    let looked = look_at_videos(&found.candidates, media, tick)?;
+    let looked = look_at_videos(&found.candidates, media, &roots, tick)?;
     let n_unread = BTreeMap::new();
-    let mut scan = ScanBuilder { media, items: Vec::new(), problems, looked, n_unread };
+    let mut scan = ScanBuilder { media, roots, items: Vec::new(), problems, looked, n_unread };
     for candidate in found.candidates {
         if !tick(0) {
             return Err(WeightsError::Cancelled.into());
@@ -118,11 +137,13 @@ const MOST_PROGRAMS: ReadAhead = ReadAhead::by(16);
 fn look_at_videos(
     candidates: &[ImageCandidate],
     media: MediaKinds,
+    roots: &DataRoots,
     tick: BytesDoneFn<'_>,
 ) -> Result<LookedVideos> {
     let mut looked = LookedVideos::new();
     let is_video = |path: &&PathBuf| media == MediaKinds::ImagesAndClips && listing::is_video(path);
-    let videos: Vec<&PathBuf> = candidates.iter().map(|it| &it.path).filter(is_video).collect();
+    let videos = candidates.iter().map(|it| &it.path).filter(is_video);
+    let videos: Vec<&PathBuf> = videos.filter(|path| roots.check(path).is_ok()).collect();
     thread::scope(|scope| {
         for (index, media) in read_ahead(scope, &videos, MOST_PROGRAMS, |path| clip::look(path)) {
             if !tick(0) {
@@ -156,6 +177,7 @@ fn is_settled(
 /// A folder being looked through.
 struct ScanBuilder {
     media: MediaKinds,
+    roots: DataRoots,
     items: Vec<ImageItem>,
     problems: Vec<Problem>,
     /// Those that were looked at before.
@@ -180,7 +202,16 @@ impl ScanBuilder {
     }
 
     fn add(&mut self, candidate: ImageCandidate, entry: Option<MetadataEntry>) {
+        if let Err(kind) = self.roots.check(&candidate.path) {
+            return self.problems.push(Problem::skipped(candidate.path, kind));
+        }
         let Some((size, clip)) = self.image_or_clip(&candidate.path) else { return };
+        let frames = clip.iter().flat_map(|clip| clip.files(&candidate.path));
+        if let Some(kind) =
+            frames.map(|frame| self.roots.check(frame)).find_map(|checked| checked.err())
+        {
+            return self.problems.push(Problem::skipped(candidate.path, kind));
+        }
         let named = entry.as_ref().map(|entry| entry.references.clone());
         let named = named.filter(|references| !references.is_empty());
         let paths = named.unwrap_or_else(|| candidate.references.clone());
@@ -202,11 +233,20 @@ impl ScanBuilder {
         if n > MAX_REFERENCES {
             return Err(ProblemKind::ReferencesTooMany { n, most: MAX_REFERENCES });
         }
-        let read = |path: PathBuf| match self.image(&path) {
+        let read = |path: PathBuf| match self.reference(&path) {
             Some(size) => Ok(ReferenceImage { path, size }),
             None => Err(ProblemKind::ReferenceUnusable { reference: path }),
         };
         paths.into_iter().map(read).collect()
+    }
+
+    /// The size of a reference that can be used.
+    fn reference(&mut self, path: &Path) -> Option<[u32; 2]> {
+        if let Err(kind) = self.roots.check(path) {
+            self.problems.push(Problem::skipped(path, kind));
+            return None;
+        }
+        self.image(path)
     }
 
     /// The size of an image or a clip that can be used, and the clip.
@@ -262,7 +302,7 @@ impl ScanBuilder {
         let named = entry.and_then(|entry| Some((entry.from, entry.caption?)));
         let mut captions: Vec<(PathBuf, String)> = named.into_iter().collect();
         for path in &candidate.captions {
-            match text::read(path) {
+            match self.roots.check(path).and_then(|()| text::read(path)) {
                 Ok(text) => captions.push((path.clone(), text)),
                 Err(kind) => self.problems.push(Problem::warning(path, kind)),
             }

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::problem::ProblemKind;
 
 /// Longest caption file. Chosen: a thousand times what any text encoder reads.
-const MOST_BYTES: u64 = 1 << 20;
+pub(super) const MOST_BYTES: u64 = 1 << 20;
 
 /// The caption in a file, without a byte order mark and trimmed. Line ends within are kept as one
 /// character each.

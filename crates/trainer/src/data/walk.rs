@@ -12,6 +12,7 @@ use super::listing::FolderListing;
 use super::metadata::{self, MetadataEntries};
 use super::pairs::{InputsByOutput, ReferenceFolder, folder_pair};
 use super::problem::{Problem, ProblemKind};
+use super::roots::DataRoots;
 use super::scan::MediaKinds;
 
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
@@ -33,6 +34,7 @@ pub(super) struct ImageCandidate {
 #[derive(Debug, Default)]
 pub(super) struct FolderWalk {
     media: MediaKinds,
+    roots: DataRoots,
     pub(super) candidates: Vec<ImageCandidate>,
     pub(super) entries: MetadataEntries,
     pub(super) problems: Vec<Problem>,
@@ -53,9 +55,15 @@ struct FolderContext {
 
 /// Walks through a folder and all below. `references` are folders of references for it, and not
 /// trained on if they are below it.
-pub(super) fn walk(folder: &Path, references: &[PathBuf], media: MediaKinds) -> FolderWalk {
+pub(super) fn walk(
+    folder: &Path,
+    references: &[PathBuf],
+    media: MediaKinds,
+    roots: &DataRoots,
+) -> FolderWalk {
     let set_apart = references.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
-    let mut walk = FolderWalk { media, set_apart, ..FolderWalk::default() };
+    let roots = roots.clone();
+    let mut walk = FolderWalk { media, roots, set_apart, ..FolderWalk::default() };
     walk.folder(folder, &FolderContext { repeats: 1, class: None, references: references.into() });
     walk
 }
@@ -69,7 +77,10 @@ impl FolderWalk {
         };
         self.place_videos(&mut listing);
         for path in &listing.metadata {
-            metadata::read(path, self.media, &mut self.entries, &mut self.problems);
+            match self.roots.check(path) {
+                Ok(()) => metadata::read(path, self.media, &mut self.entries, &mut self.problems),
+                Err(kind) => self.skip(path, kind),
+            }
         }
         let n_before = self.candidates.len();
         self.images(path, &listing, &place);
@@ -129,6 +140,10 @@ impl FolderWalk {
 
     /// What the folder's own name adds; nothing if it is not to be read.
     fn enter(&mut self, path: &Path, above: &FolderContext) -> Option<FolderContext> {
+        if let Err(kind) = self.roots.check(path) {
+            self.skip(path, kind);
+            return None;
+        }
         let real = match fs::canonicalize(path) {
             Ok(real) => real,
             Err(error) => {

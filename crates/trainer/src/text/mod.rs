@@ -65,6 +65,8 @@ pub const TOKENS_PHASE: &str = "texts";
 pub struct TextDataRequest {
     /// A file, or a folder of files.
     pub path: PathBuf,
+    /// Whether links in the folder may lead out of it.
+    pub follow_links: bool,
     /// How wide tokens are in files of tokens that do not say so.
     pub width: Option<TokenWidth>,
     /// Tokens of a sequence.
@@ -304,7 +306,8 @@ impl TextDatasetBuilder<'_> {
         let Self { tokenizer, on_progress: tell, .. } = *self;
         tell(ProgressEvent::Phase { name: CHECKSUMS_PHASE, total: 0 });
         let tick = |bytes| tell(ProgressEvent::Loaded(bytes));
-        let sources = find(path, hashes, &tick, &mut self.problems)?;
+        let follow_links = self.request.follow_links;
+        let sources = find(path, follow_links, hashes, &tick, &mut self.problems)?;
         for TextSource { path: file, hash, .. } in &sources {
             let below = file.strip_prefix(path).ok().filter(|below| *below != Path::new(""));
             let name = below.map_or_else(|| file.file_name().map(Path::new), Some);

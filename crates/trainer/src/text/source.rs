@@ -10,6 +10,7 @@ use weights::{BytesDoneFn, WeightsError};
 
 use super::foreign;
 use crate::data::fault::TextFault;
+use crate::data::roots::DataRoots;
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
 use crate::hashes::HashCache;
@@ -57,6 +58,7 @@ pub(super) struct TextSource {
 /// not say what it is, is listed and left out; hidden files are not even listed.
 pub(super) fn find(
     path: &Path,
+    follow_links: bool,
     hashes: &mut HashCache,
     tick: BytesDoneFn<'_>,
     problems: &mut Vec<Problem>,
@@ -70,7 +72,8 @@ pub(super) fn find(
         return Err(WeightsError::NotAFile { path: path.into() }.into());
     }
     if about.is_dir() {
-        walk(path, &mut BTreeSet::new(), &mut found, problems);
+        let roots = DataRoots::new([path], follow_links);
+        walk(path, &roots, &mut BTreeSet::new(), &mut found, problems);
     } else {
         // Whoever names a file means it, whatever it is called.
         found.push((path.to_path_buf(), form_by_name(path).unwrap_or(TextForm::Text)));
@@ -111,6 +114,7 @@ fn form_in_folder(path: &Path) -> std::result::Result<TextForm, TextFault> {
 /// Folders by their real paths, which ends loops of links.
 fn walk(
     folder: &Path,
+    roots: &DataRoots,
     seen: &mut BTreeSet<PathBuf>,
     found: &mut Vec<(PathBuf, TextForm)>,
     problems: &mut Vec<Problem>,
@@ -134,8 +138,10 @@ fn walk(
         if is_hidden {
             continue;
         }
-        if path.is_dir() {
-            walk(&path, seen, found, problems);
+        if let Err(kind) = roots.check(&path) {
+            problems.push(Problem::skipped(path, kind));
+        } else if path.is_dir() {
+            walk(&path, roots, seen, found, problems);
         } else {
             match form_in_folder(&path) {
                 Ok(form) => found.push((path, form)),

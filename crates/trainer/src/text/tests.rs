@@ -39,7 +39,9 @@ impl Place {
         }
         let cache = folder.path().join("cache");
         let (held_out, width) = (HeldOut::None, None);
-        let request = TextDataRequest { path, width, length: 64, held_out, seed: 7, folder: cache };
+        let (length, seed, follow_links) = (64, 7, false);
+        let request =
+            TextDataRequest { path, follow_links, width, length, held_out, seed, folder: cache };
         Self { folder, request, tokenizer: Tokenizer::bytes() }
     }
 

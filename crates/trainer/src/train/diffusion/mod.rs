@@ -283,7 +283,12 @@ impl Task for DiffusionTask<'_> {
 
 impl DiffusionTask<'_> {
     /// `n` samples of zeros with this prompt.
-    pub(crate) fn dummy_with_prompt(&self, size: SampleSize, n: usize, prompt: Condition) -> ImageMicroBatch {
+    pub(crate) fn dummy_with_prompt(
+        &self,
+        size: SampleSize,
+        n: usize,
+        prompt: Condition,
+    ) -> ImageMicroBatch {
         let noise = self.noise_sampler();
         let latents = |Bucket { width, height }, frames| {
             let shape = self.pipeline.latent_shape([width, height], frames);

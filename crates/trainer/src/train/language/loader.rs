@@ -53,6 +53,7 @@ pub fn open_texts(
     let TextConfig { path, length, token_format: width, validation: held_out, .. } = task.text;
     let request = TextDataRequest {
         path: path.clone(),
+        follow_links: task.text.follow_links,
         width: *width,
         length: *length,
         held_out: held_out.clone(),
