@@ -1,7 +1,8 @@
 //! This process itself: what it took so far, where the system tells.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use crate::key_values::KeyValueLines;
@@ -59,6 +60,41 @@ pub fn confine(bytes: u64) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = bytes;
+}
+
+/// Starts a program that works on what nobody vouches for: it may hold so many bytes of address space and compute for
+/// so long, leaves no core dump, and has no more rights than this one. On other systems than Linux nothing of it is
+/// enforced.
+pub fn spawn_confined(command: &mut Command, bytes: u64, cpu_time: Duration) -> io::Result<Child> {
+    // Of this thread, which has no use for more, and of what it starts.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_no_new_privs(true);
+    let child = command.spawn()?;
+    #[cfg(target_os = "linux")]
+    if let Some(pid) = rustix::process::Pid::from_raw(child.id().cast_signed()) {
+        use rustix::process::{Resource, Rlimit, prlimit};
+        let secs = cpu_time.as_secs();
+        for (resource, most) in [(Resource::As, bytes), (Resource::Cpu, secs), (Resource::Core, 0)]
+        {
+            // Fails only where the limit is lower already, or where it has ended.
+            _ = prlimit(Some(pid), resource, Rlimit { current: Some(most), maximum: Some(most) });
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (bytes, cpu_time);
+    Ok(child)
+}
+
+/// Bytes of address space that this process may still take; nothing where that is not limited (`ulimit -v`).
+pub fn address_space_left() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        Some(limit.saturating_sub(in_status(&status, "VmSize").ok()?.0))
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
 }
 
 #[cfg(test)]

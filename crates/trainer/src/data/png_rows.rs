@@ -57,16 +57,16 @@ impl PngImage {
 
     pub(super) fn decode(mut self) -> Result<Pixels, ImageError> {
         let [width, height] = self.size();
-        let format = self.reader.output_color_type();
+        let (colour, depth) = self.reader.output_color_type();
         let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
         if self.reader.info().interlaced {
             let bytes = self.reader.output_buffer_size().ok_or_else(too_large)?;
             let mut stored = vec![0; bytes];
             self.reader.next_frame(&mut stored).map_err(explained)?;
-            add_pixels(&stored, format, &mut rgb);
+            add_pixels(&stored, colour, depth, &mut rgb);
         } else {
             while let Some(row) = self.reader.next_row().map_err(explained)? {
-                add_pixels(row.data(), format, &mut rgb);
+                add_pixels(row.data(), colour, depth, &mut rgb);
             }
         }
         Ok(Pixels { width, height, rgb })
@@ -76,8 +76,8 @@ impl PngImage {
 /// Bytes of a pixel with four channels of 16 bits.
 const WIDEST_PIXEL: usize = 8;
 
-fn add_pixels(row: &[u8], (colour, depth): (ColorType, BitDepth), rgb: &mut Vec<u8>) {
-    if (colour, depth) == (ColorType::Rgb, BitDepth::Eight) {
+fn add_pixels(row: &[u8], colour: ColorType, depth: BitDepth, rgb: &mut Vec<u8>) {
+    if colour == ColorType::Rgb && depth == BitDepth::Eight {
         return rgb.extend_from_slice(row);
     }
     let (channels, bytes) = (colour.samples(), if depth == BitDepth::Sixteen { 2 } else { 1 });

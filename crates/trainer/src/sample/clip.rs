@@ -1,9 +1,9 @@
 //! Sampled clips: frames of one size at a rate, of which an image is one; and clips as files: animated WebP, frames as PNG,
 //! MP4 by the program `ffmpeg`.
 
-use std::io::{Read, Write};
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::thread;
 
 use image::ImageEncoder;
@@ -12,10 +12,15 @@ use weights::write::AtomicFile;
 
 use super::Image;
 use super::image_file::{self, pixels};
+use crate::data::ProblemKind;
+use crate::data::clip::install_command;
+use crate::data::clip::program::RunningProgram;
 use crate::error::{Result, TrainerError};
 
 /// Frames of a strip. Chosen: a motion is seen in as many, and they fit beside each other on a page.
 const STRIP_FRAMES: usize = 8;
+/// Bytes of an MP4 that are read at once.
+const MP4_PIECE: usize = 1 << 16;
 /// Milliseconds of a second.
 const SECOND: usize = 1000;
 /// Bytes before the first chunk of a WebP file; its flag of an animation; a frame's of replacing what is below it.
@@ -123,8 +128,12 @@ fn without_ffmpeg(path: &Path, source: std::io::Error) -> TrainerError {
         return failed(path, source);
     }
     TrainerError::Request {
-        problem: format!("the program ffmpeg is not installed, which writes {}", path.display()),
-        hint: "install it (apt install ffmpeg, brew install ffmpeg, winget install ffmpeg), or end the name in .webp",
+        problem: format!(
+            "the program ffmpeg is not installed, which writes {}: {}",
+            path.display(),
+            install_command()
+        ),
+        hint: "install it, or end the name in .webp",
     }
 }
 
@@ -178,30 +187,33 @@ fn mp4(clip: &Clip) -> std::io::Result<Vec<u8>> {
     let input = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", &size, "-r", &rate, "-i", "pipe:0"];
     let codec = ["-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p"];
     let output = ["-movflags", "frag_keyframe+empty_moov", "-f", "mp4", "pipe:1"];
-    let mut program = Command::new("ffmpeg")
-        .args(["-nostdin", "-loglevel", "error"])
-        .args(input)
-        .args(codec)
-        .args(output)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut bytes = Vec::new();
-    let (stdin, stdout) = (program.stdin.take(), program.stdout.take());
-    thread::scope(|scope| {
-        scope.spawn(move || {
+    let before = ["-nostdin", "-loglevel", "error"];
+    let arguments = [&before[..], &input, &codec, &output].concat();
+    let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
+    encoded(clip, &arguments).map_err(|kind| match kind {
+        ProblemKind::ProgramMissing { .. } => std::io::ErrorKind::NotFound.into(),
+        kind => std::io::Error::other(format!("what ffmpeg was given {kind}")),
+    })
+}
+
+fn encoded(clip: &Clip, arguments: &[OsString]) -> std::result::Result<Vec<u8>, ProblemKind> {
+    let (mut program, stdin) = RunningProgram::start_piped("ffmpeg", arguments, MP4_PIECE)?;
+    // It is killed where reading fails, so that nobody writes to it for ever.
+    thread::scope(move |scope| {
+        let write = move || {
             // Where it ended early, its status says so.
             let mut stdin = stdin.expect("it is piped");
             clip.frames.iter().try_for_each(|frame| stdin.write_all(&pixels(frame))).ok();
-        });
-        stdout.expect("it is piped").read_to_end(&mut bytes)
-    })?;
-    let status = program.wait()?;
-    if status.success() && !bytes.is_empty() {
-        return Ok(bytes);
-    }
-    Err(std::io::Error::other(format!("ffmpeg ended with {status}")))
+        };
+        let writer = thread::Builder::new().spawn_scoped(scope, write);
+        writer.map_err(|error| ProblemKind::Unreadable { why: error.to_string() })?;
+        let mut bytes = Vec::new();
+        while let Some(piece) = program.next()? {
+            bytes.extend(piece);
+        }
+        program.finish()?;
+        Ok(bytes)
+    })
 }
 
 #[cfg(test)]

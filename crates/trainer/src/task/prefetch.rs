@@ -15,13 +15,15 @@ pub struct Prefetch<B> {
     /// Taken away to end the thread.
     batches: Option<Receiver<Result<B>>>,
     thread: Option<JoinHandle<()>>,
+    /// Why the system gives no thread.
+    no_thread: Option<String>,
 }
 
 impl<B: Send + 'static> Prefetch<B> {
     /// Starts with batch number `from`, and reads a few ahead.
     pub fn begin(from: u64, mut read: impl FnMut(u64) -> Result<B> + Send + 'static) -> Self {
         let (sender, batches) = sync_channel(PREFETCH_BATCHES);
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().spawn(move || {
             for number in from.. {
                 let batch = read(number);
                 let is_last = batch.is_err();
@@ -31,18 +33,23 @@ impl<B: Send + 'static> Prefetch<B> {
                 }
             }
         });
-        Self { batches: Some(batches), thread: Some(thread) }
+        let no_thread = thread.as_ref().err().map(ToString::to_string);
+        Self { batches: Some(batches), thread: thread.ok(), no_thread }
     }
 
     /// The next batch, and the time spent waiting for it. After an error there are no more.
     pub fn next_batch(&mut self) -> Result<(B, Duration)> {
         let begun = Instant::now();
         let received = self.batches.as_ref().and_then(|batches| batches.recv().ok());
-        let ready = received.unwrap_or_else(|| {
-            Err(TrainerError::Request {
+        let ready = received.unwrap_or_else(|| match &self.no_thread {
+            Some(why) => Err(TrainerError::Request {
+                problem: format!("no thread to read batches: {why}"),
+                hint: "end other programs, or raise the limit of processes (ulimit -u)",
+            }),
+            None => Err(TrainerError::Request {
                 problem: "no more batches are read after an error".into(),
                 hint: "begin again at the batch that failed",
-            })
+            }),
         })?;
         Ok((ready, begun.elapsed()))
     }

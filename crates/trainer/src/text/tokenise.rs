@@ -4,6 +4,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
 
 use weights::WeightsError;
 
@@ -81,9 +82,12 @@ fn encode(encoder: &BlockTokeniser<'_>, blocks: Vec<TextBlock>) -> Vec<(usize, T
         done
     };
     let mut done = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        // Fewer where the system gives no more; this one takes what is left.
+        let start = |_| Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (1..n_threads).filter_map(start).collect();
+        let own = work();
         let done = threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic"));
-        done.collect::<Vec<_>>()
+        done.chain(own).collect::<Vec<_>>()
     });
     done.sort_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, encoded)| encoded).collect()

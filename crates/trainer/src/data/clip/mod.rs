@@ -12,7 +12,7 @@
 
 mod animation;
 mod folder;
-mod program;
+pub(crate) mod program;
 #[cfg(test)]
 pub(super) mod tests;
 mod timing;

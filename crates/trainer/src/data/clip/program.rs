@@ -1,13 +1,16 @@
 //! A program beside hearth, run without a shell: its output is read in pieces, it is killed when it says nothing for too
-//! long or is no longer wanted, and nothing it writes is kept without a limit.
+//! long or is no longer wanted, and nothing it writes is kept without a limit. On Linux its memory and time are limited,
+//! too, and it can gain no rights.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use machine::process::spawn_confined;
 
 use crate::data::problem::ProblemKind;
 
@@ -17,8 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Most of what a program says of its errors that is kept. Chosen: some ten lines.
 const MOST_SAID: u64 = 4096;
 
+/// Most address space of a program. Chosen: several times what ffmpeg takes for a video of 8192 x 4320 pixels.
+const MOST_MEMORY: u64 = 8 << 30;
+
+/// Most time of a CPU that a program may take. Chosen: a day of work on one file is none.
+const MOST_CPU_TIME: Duration = Duration::from_secs(4 * 3600);
+
 /// A program at work. Killed when dropped.
-pub(super) struct RunningProgram {
+pub(crate) struct RunningProgram {
     name: &'static str,
     child: Child,
     pieces: Receiver<io::Result<Vec<u8>>>,
@@ -32,21 +41,45 @@ impl RunningProgram {
         arguments: &[OsString],
         piece: usize,
     ) -> Result<Self, ProblemKind> {
+        Self::start_with(name, arguments, piece, Stdio::null())
+    }
+
+    /// Starts one that is given its input by the pipe that comes back.
+    pub fn start_piped(
+        name: &'static str,
+        arguments: &[OsString],
+        piece: usize,
+    ) -> Result<(Self, Option<ChildStdin>), ProblemKind> {
+        let mut program = Self::start_with(name, arguments, piece, Stdio::piped())?;
+        let input = program.child.stdin.take();
+        Ok((program, input))
+    }
+
+    fn start_with(
+        name: &'static str,
+        arguments: &[OsString],
+        piece: usize,
+        input: Stdio,
+    ) -> Result<Self, ProblemKind> {
         let mut command = Command::new(name);
-        command.args(arguments).stdin(Stdio::null());
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        command.args(arguments).stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = spawn_confined(&mut command, MOST_MEMORY, MOST_CPU_TIME);
         let mut child = child.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ProblemKind::ProgramMissing { n: 1 },
             _ => failed(format!("{name} does not start: {error}")),
         })?;
         let (sender, pieces) = sync_channel(1);
         let (said_sender, said) = sync_channel(1);
-        if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
+        let pipes = (child.stdout.take(), child.stderr.take());
+        let program = Self { name, child, pieces, said };
+        if let (Some(stdout), Some(stderr)) = pipes {
             // Both end with the program, or when nobody receives any more.
-            thread::spawn(move || send_pieces(stdout, piece, &sender));
-            thread::spawn(move || said_sender.send(read_said(stderr)));
+            let read = thread::Builder::new().spawn(move || send_pieces(stdout, piece, &sender));
+            let said = thread::Builder::new().spawn(move || said_sender.send(read_said(stderr)));
+            let no_thread = |error| failed(format!("no thread to read from {name}: {error}"));
+            read.map(drop).and(said.map(drop)).map_err(no_thread)?;
         }
-        Ok(Self { name, child, pieces, said })
+        Ok(program)
     }
 
     /// The next piece; nothing at the end.
@@ -64,7 +97,7 @@ impl RunningProgram {
 
     /// Waits for its end. An error if it failed: the first line that it said.
     pub fn finish(mut self) -> Result<(), ProblemKind> {
-        let status = self.child.wait().map_err(|error| ProblemKind::unreadable(&error))?;
+        let status = self.ended()?;
         if status.success() {
             return Ok(());
         }
@@ -72,6 +105,23 @@ impl RunningProgram {
         let why = said.lines().map(without_place).find(|line| !line.is_empty());
         let why = why.map_or_else(|| format!("{} ended with {status}", self.name), str::to_owned);
         Err(failed(why.to_lowercase()))
+    }
+}
+
+impl RunningProgram {
+    /// Waits as long as for a piece. It has closed its output, and what it still does nobody asked for.
+    fn ended(&mut self) -> Result<ExitStatus, ProblemKind> {
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait().map_err(|error| ProblemKind::unreadable(&error))? {
+                Some(status) => return Ok(status),
+                None if begun.elapsed() > PATIENCE => {
+                    let (name, secs) = (self.name, PATIENCE.as_secs());
+                    return Err(failed(format!("{name} did not end within {secs} seconds")));
+                }
+                None => thread::sleep(Duration::from_millis(2)),
+            }
+        }
     }
 }
 

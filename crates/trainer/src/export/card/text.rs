@@ -42,7 +42,7 @@ pub fn plain(text: &str) -> String {
 
 /// Text between single backquotes.
 pub fn code(text: &str) -> String {
-    text.replace(['`', '\n'], " ")
+    text.replace(|c: char| c == '`' || c.is_control(), " ")
 }
 
 /// A text in Python; JSON's escapes mean the same there.
