@@ -1,14 +1,16 @@
 //! Model files made to do harm, as `hearth` meets them: each is refused in words, and takes neither the memory nor the
-//! time of the run.
+//! time of the run. On Linux, which enforces all limits.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trainer::text::Tokenizer;
+use trainer::text::chat::{ChatTemplate, Message, render_apart};
 
 use crate::{command, hearth, said, text};
 
@@ -78,6 +80,42 @@ fn a_template_that_runs_on_is_ended() {
     let output = rendered(ENDLESS, &[&line]);
     assert!(!output.status.success());
     assert!(said(&output).contains("runs longer than 1 s"), "{}", said(&output));
+}
+
+/// By the system, for memory that others hold, or by a user who looks for what is busy.
+#[test]
+fn a_template_goes_on_after_its_process_was_killed() {
+    let ended = |source: &str| ChatTemplate::of_model(source, BTreeMap::new(), Path::new("x"));
+    let message = |role: &str| Message { role: role.into(), content: "Ofen".into() };
+    let messages = [message("user"), message("assistant")];
+    render_apart(env!("CARGO_BIN_EXE_hearth").into());
+    let template = ended("{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}");
+    let first = template.conversation(&messages).unwrap();
+    assert_eq!(first.text, "user: Ofen;assistant: Ofen;");
+    kill_renderers();
+    assert_eq!(template.conversation(&messages).unwrap(), first);
+    template.check().unwrap();
+    let bomb = ended(DOUBLING);
+    for _ in 0..2 {
+        let said = bomb.conversation(&messages).unwrap_err();
+        assert_eq!(said, "takes more than 512 MiB of memory");
+        assert!(bomb.check().is_err());
+    }
+}
+
+/// Those that this process has started by way of the library, which gives them ten seconds.
+fn kill_renderers() {
+    let of =
+        |id: &str, file: &str| fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+    let parent = format!("PPid:\t{}\n", std::process::id());
+    let ids = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+    let ids = ids.map(|id| id.into_string().unwrap());
+    let ours: Vec<String> = ids
+        .filter(|id| of(id, "status").contains(&parent))
+        .filter(|id| of(id, "cmdline").contains("render-chat\0--seconds\x0010\0"))
+        .collect();
+    assert!(!ours.is_empty());
+    assert!(Command::new("kill").arg("-9").args(ours).status().unwrap().success());
 }
 
 #[test]

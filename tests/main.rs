@@ -16,6 +16,7 @@ mod editing;
 mod errors;
 mod flux;
 mod flux_files;
+#[cfg(target_os = "linux")]
 mod hostile;
 mod kandinsky5;
 mod language;

@@ -9,6 +9,7 @@ mod process;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -47,16 +48,35 @@ pub struct ChatTemplate {
 }
 
 enum TemplateRunner {
-    /// Ours, or without a program to run it apart; or why it is not Jinja.
-    Here(std::result::Result<Box<JinjaTemplate>, String>),
+    /// Ours, or without a program to run it apart.
+    Here(LazyTemplate),
     /// In a process of its own.
     Apart(TemplateProcess),
+}
+
+/// Jinja that is not read before it is needed: most texts are no conversations.
+struct LazyTemplate {
+    source: String,
+    tokens: BTreeMap<String, String>,
+    /// Or why it is not Jinja.
+    made: OnceLock<std::result::Result<JinjaTemplate, String>>,
+}
+
+impl LazyTemplate {
+    fn new(source: &str, tokens: BTreeMap<String, String>) -> Self {
+        Self { source: source.into(), tokens, made: OnceLock::new() }
+    }
+
+    fn get(&self) -> std::result::Result<&JinjaTemplate, String> {
+        let make = || JinjaTemplate::new(&self.source, self.tokens.clone());
+        self.made.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
 }
 
 impl ChatTemplate {
     /// `ChatML`, with the special tokens that a template may name.
     pub(super) fn chat_ml(tokens: BTreeMap<String, String>) -> Self {
-        let template = JinjaTemplate::new(CHAT_ML, tokens).map(Box::new);
+        let template = LazyTemplate::new(CHAT_ML, tokens);
         Self { path: PathBuf::new(), runner: TemplateRunner::Here(template) }
     }
 
@@ -67,7 +87,7 @@ impl ChatTemplate {
             Some(program) => {
                 TemplateRunner::Apart(TemplateProcess::new(program, source.into(), tokens))
             }
-            None => TemplateRunner::Here(JinjaTemplate::new(source, tokens).map(Box::new)),
+            None => TemplateRunner::Here(LazyTemplate::new(source, tokens)),
         };
         Self { path: path.into(), runner }
     }
@@ -76,7 +96,7 @@ impl ChatTemplate {
     /// went wrong is what the template says.
     pub fn render(&self, messages: &[Message], asks: bool) -> std::result::Result<String, String> {
         match &self.runner {
-            TemplateRunner::Here(template) => template.as_ref()?.render(messages, asks),
+            TemplateRunner::Here(template) => template.get()?.render(messages, asks),
             TemplateRunner::Apart(process) => process.render(messages, asks),
         }
     }
@@ -84,7 +104,7 @@ impl ChatTemplate {
     /// The text of a conversation and the answers in it.
     pub fn conversation(&self, messages: &[Message]) -> std::result::Result<Conversation, String> {
         match &self.runner {
-            TemplateRunner::Here(template) => template.as_ref()?.conversation(messages),
+            TemplateRunner::Here(template) => template.get()?.conversation(messages),
             TemplateRunner::Apart(process) => process.conversation(messages),
         }
     }
@@ -93,7 +113,9 @@ impl ChatTemplate {
     /// reached a limit, after which it is not run again.
     pub fn check(&self) -> Result<()> {
         let problem = match &self.runner {
-            TemplateRunner::Here(template) => template.as_ref().err().cloned(),
+            TemplateRunner::Here(template) => {
+                template.made.get().and_then(|made| made.as_ref().err().cloned())
+            }
             TemplateRunner::Apart(process) => process.given_up(),
         };
         let path = self.path.clone();

@@ -524,6 +524,29 @@ fn an_instruction_is_put_as_the_model_knows_it() {
     assert_eq!(text(&place), text(&same));
 }
 
+/// It is the model's fault, not that of each line; and nobody's where there are no conversations.
+#[test]
+fn a_template_that_is_no_jinja_ends_the_reading() {
+    let chat = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    for (line, is_read) in [(chat, false), (json!({"text": "a b c"}), true)] {
+        let mut place = Place::new([("a.jsonl", &line.to_string())]);
+        let model = place.folder.path().join("model");
+        fs::create_dir(&model).unwrap();
+        Tokenizer::bytes().save(&model).unwrap();
+        fs::write(model.join("chat_template.jinja"), "{% if %}").unwrap();
+        place.tokenizer = Tokenizer::open(&model).unwrap();
+        match place.open() {
+            Ok(_) => assert!(is_read),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(!is_read && said.starts_with("chat template cannot be used: "), "{said}");
+                assert!(said.ends_with("chat_template.jinja"), "{said}");
+            }
+        }
+    }
+}
+
 /// Lists and tables that are longer than a block come out as one would write them line by line.
 #[test]
 fn long_lists_and_tables_are_read_in_blocks() {
