@@ -269,10 +269,26 @@ fn ctrl_c_is_heard_while_a_sample_is_drawn() {
     assert!(running.until("validation"));
     interrupt(&running.child);
     assert_eq!(running.code(), Some(130));
-    let events = events(&job.path("run"));
-    assert!(!events.iter().any(|event| matches!(event, Event::ImageSample { .. })), "{events:?}");
-    let Some(Event::End(end)) = events.last() else { panic!("{events:?}") };
+    let drawn = |events: &[Event]| -> Vec<u64> {
+        let mut steps = Vec::new();
+        for event in events {
+            if let Event::ImageSample { step, .. } = event {
+                steps.push(*step);
+            }
+        }
+        steps
+    };
+    let before = events(&job.path("run"));
+    assert!(drawn(&before).is_empty(), "{before:?}");
+    let Some(Event::End(end)) = before.last() else { panic!("{before:?}") };
     assert_eq!((end.step, end.reason), (0, EndReason::Interrupted));
+    // The run that resumes draws it.
+    let run =
+        job.finish("run", &[set[0], set[1], "sample.steps=1", "train.steps=2"], &["--resume"]);
+    let after = events(&run);
+    assert_eq!(drawn(&after), [0, 2]);
+    let n_validations = after.iter().filter(|event| matches!(event, Event::Validation { .. }));
+    assert_eq!(n_validations.count(), 2, "that of step 0 was complete");
 }
 
 #[test]
