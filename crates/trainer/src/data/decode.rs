@@ -12,10 +12,6 @@ use std::path::Path;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageFormat, ImageReader, RgbImage};
 
-use zune_jpeg::JpegDecoder;
-use zune_jpeg::zune_core::bytestream::ZCursor;
-use zune_jpeg::zune_core::options::DecoderOptions;
-
 use super::header;
 use super::png_rows::PngImage;
 use super::problem::ProblemKind;
@@ -35,25 +31,7 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
         reader.limits(header.limits());
         over_white(reader.decode().map_err(explain)?)
     };
-    if header.format == ImageFormat::Jpeg && is_cut(path, &pixels) {
-        return Err(ProblemKind::Truncated { bytes });
-    }
     Ok(oriented(pixels, header.orientation))
-}
-
-/// Whether a JPEG ends before its last row, although it has an end: `image` makes the rest grey without a word. Decoded
-/// once more, and strictly, only if its last row is of one colour.
-fn is_cut(path: &Path, pixels: &Pixels) -> bool {
-    let row = pixels.width as usize * 3;
-    let last = &pixels.rgb[pixels.rgb.len().saturating_sub(row)..];
-    if last.chunks(3).any(|pixel| pixel != &last[..3]) {
-        return false;
-    }
-    let options = DecoderOptions::default().set_strict_mode(true);
-    let options = options.set_max_width(usize::MAX).set_max_height(usize::MAX);
-    let Ok(file) = fs::read(path) else { return false };
-    let decoded = JpegDecoder::new_with_options(ZCursor::new(&file), options).decode();
-    decoded.is_err_and(|error| error.to_string().contains("Premature end"))
 }
 
 fn oriented(pixels: Pixels, orientation: Orientation) -> Pixels {

@@ -225,31 +225,6 @@ fn damaged_files_give_problems() {
     assert!(n_refused > 100, "{n_refused}");
 }
 
-/// The end of an image is written behind what there is of it, as some programs do.
-#[test]
-fn a_cut_jpeg_with_an_end_is_seen() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.jpg");
-    let rgb: Vec<u8> =
-        (0..128 * 128 * 3u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let mut whole = Vec::new();
-    let mut encoder = image::codecs::jpeg::JpegEncoder::new(&mut whole);
-    encoder.encode(&rgb, 128, 128, image::ExtendedColorType::Rgb8).unwrap();
-    fs::write(&path, &whole).unwrap();
-    decode(&path).unwrap();
-    for share in [3, 5, 8] {
-        let cut = [&whole[..whole.len() * share / 10], &[0xff, 0xd9]].concat();
-        fs::write(&path, cut).unwrap();
-        assert!(matches!(decode(&path), Err(ProblemKind::Truncated { .. })), "{share}");
-    }
-    // One colour is no reason.
-    let mut grey = Vec::new();
-    let mut encoder = image::codecs::jpeg::JpegEncoder::new(&mut grey);
-    encoder.encode(&[128; 128 * 128 * 3], 128, 128, image::ExtendedColorType::Rgb8).unwrap();
-    fs::write(&path, grey).unwrap();
-    decode(&path).unwrap();
-}
-
 /// A folder with small images of one colour, captions and other files by their endings.
 struct Folder(tempfile::TempDir);
 
