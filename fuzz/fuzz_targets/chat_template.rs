@@ -1,0 +1,27 @@
+//! Any text as a chat template, run apart as `hearth` runs it: an answer, or an error, and soon. The program to run is
+//! in HEARTH; without it there is nothing to test.
+
+#![no_main]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Once;
+
+use libfuzzer_sys::fuzz_target;
+use trainer::text::chat::{ChatTemplate, Message, render_apart};
+
+static PROGRAM: Once = Once::new();
+
+fuzz_target!(|source: &str| {
+    PROGRAM.call_once(|| {
+        render_apart(std::env::var_os("HEARTH").expect("HEARTH is the program").into());
+    });
+    let template = ChatTemplate::of_model(source, BTreeMap::new(), Path::new("x"));
+    let message = |role: &str| Message { role: role.into(), content: "Ofen".into() };
+    let said = template.conversation(&[message("user"), message("assistant")]);
+    if let Ok(conversation) = said {
+        assert!(
+            conversation.answers.iter().all(|range| conversation.text.get(range.clone()).is_some())
+        );
+    }
+});
