@@ -175,3 +175,21 @@ fn names_cannot_steer_the_terminal() {
         }
     }
 }
+
+/// What a shell allows counts as what the machine has.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_address_space_counts() {
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/lm-tiny.toml");
+    let limit = |shell: &str| {
+        let script = format!("{shell} exec \"$0\" plan \"$1\" --device cpu --json");
+        let program = env!("CARGO_BIN_EXE_hearth");
+        let output = Command::new("sh").args(["-c", &script, program, recipe]).output().unwrap();
+        let plan: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        plan["limit_bytes"].as_u64().unwrap()
+    };
+    let (most, free) = (1_500_000 * 1024, limit(""));
+    let limited = limit("ulimit -v 1500000;");
+    assert!(limited < most && limited < free, "{limited} of {free}");
+}

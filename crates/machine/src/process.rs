@@ -116,4 +116,16 @@ mod tests {
         let sum = (0..20_000_000u64).fold(0u64, |sum, i| std::hint::black_box(sum ^ i));
         assert!(cpu_time() > before, "{sum}");
     }
+
+    /// Limits are set when it has started, which the shell waits for.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_is_confined() {
+        let script = "sleep 0.5; ulimit -v; ulimit -t; grep NoNewPrivs /proc/self/status";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdout(std::process::Stdio::piped());
+        let child = spawn_confined(&mut command, 1 << 30, Duration::from_secs(60)).unwrap();
+        let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said, "1048576\n60\nNoNewPrivs:\t1\n");
+    }
 }

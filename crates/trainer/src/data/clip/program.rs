@@ -181,3 +181,20 @@ pub fn install_command() -> &'static str {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_given_its_input_and_read() {
+        let (mut program, input) = RunningProgram::start_piped("cat", &[], 4).unwrap();
+        io::Write::write_all(&mut input.unwrap(), b"123456").unwrap();
+        let mut pieces = Vec::new();
+        while let Some(piece) = program.next().unwrap() {
+            pieces.push(piece);
+        }
+        program.finish().unwrap();
+        assert_eq!(pieces, [b"1234".to_vec(), b"56".to_vec()]);
+    }
+}
