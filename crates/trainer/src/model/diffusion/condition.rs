@@ -48,7 +48,8 @@ impl Condition {
                 return named.clone();
             }
             let (rows, inner) = (named.sizes[0] as f64 * share, &named.sizes[1..]);
-            let n = (rows as usize).max(1) * inner.iter().product::<usize>();
+            let row: usize = inner.iter().product();
+            let n = (rows as usize).max(1) * row;
             NamedTensor::new(TOKENS, inner, named.values[..n].to_vec())
         };
         Self(self.0.iter().map(shortened).collect())
