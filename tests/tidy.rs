@@ -8,6 +8,8 @@ use crate::tree::Tree;
 /// The only files that may hold `unsafe`, each with the reason.
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/cli/src/interrupt.rs", "ends the process at once"),
+    ("crates/cluster/src/mpi/abi.rs", "asks an MPI library, loaded at run time, what it is"),
+    ("crates/cluster/src/mpi/calls.rs", "calls it"),
     ("crates/compute/src/cpu/gemm/kernels.rs", "drives the matrix unit"),
     ("crates/compute/src/cpu/gemm/mod.rs", "writes blocks of a matrix from several threads"),
     ("crates/compute/src/cpu/gemm/no_tiles.rs", "stands for a function that is"),
@@ -47,8 +49,9 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Which of our crates each of them may use. The arrows point one way.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("hearth", &["trainer", "compute", "weights", "machine"]),
-    ("trainer", &["compute", "weights", "machine"]),
+    ("hearth", &["trainer", "cluster", "compute", "weights", "machine"]),
+    ("trainer", &["cluster", "compute", "weights", "machine"]),
+    ("cluster", &[]),
     ("compute", &[]),
     ("weights", &[]),
     ("machine", &[]),

@@ -1,0 +1,53 @@
+//! One rank of a world: checks every exchange against what it must give, and times sums.
+//! `mpirun -n 2 cargo run -p cluster --example rank`
+
+use std::error::Error;
+use std::io::{Write, stdout};
+use std::time::Instant;
+
+use cluster::World;
+use cluster::mpi::Values;
+
+/// Values of the timed sum: 50 MB.
+const TIMED: usize = 12_500_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Some(world) = World::join()? else {
+        writeln!(stdout(), "alone")?;
+        return Ok(());
+    };
+    let (rank, size) = (world.rank(), world.size());
+    check_exchanges(&world)?;
+    let mut values = vec![rank as f32; TIMED];
+    world.barrier()?;
+    let begun = Instant::now();
+    world.sum(Values::F32(&mut values))?;
+    let secs = begun.elapsed().as_secs_f64();
+    let total = (size * (size - 1) / 2) as f32;
+    assert!(values.iter().all(|value| *value == total));
+    let library = world.library()?;
+    writeln!(stdout(), "rank {rank} of {size} by {library}: 50 MB summed in {:.0} ms", secs * 1e3)?;
+    world.leave()?;
+    Ok(())
+}
+
+fn check_exchanges(world: &World) -> cluster::Result<()> {
+    let (rank, size) = (world.rank(), world.size());
+    let mut exact = [rank as i64, i64::from(u32::MAX) << 8];
+    world.sum(Values::I64(&mut exact))?;
+    assert_eq!(exact, [(size * (size - 1) / 2) as i64, (i64::from(u32::MAX) << 8) * size as i64]);
+    let mut losses = [0.5, rank as f64];
+    world.sum(Values::F64(&mut losses))?;
+    assert_eq!(losses, [0.5 * size as f64, (size * (size - 1) / 2) as f64]);
+    let mut largest = [rank as i64, -(rank as i64)];
+    world.max(&mut largest)?;
+    assert_eq!(largest, [size as i64 - 1, 0]);
+    let mut bytes = vec![rank as u8; 9 << 20];
+    world.broadcast(&mut bytes, size - 1)?;
+    assert!(bytes.iter().all(|byte| *byte == size as u8 - 1));
+    let said = world.gather(format!("I am {}", "x".repeat(rank)).as_bytes())?;
+    let expected: Vec<Vec<u8>> =
+        (0..size).map(|rank| format!("I am {}", "x".repeat(rank)).into_bytes()).collect();
+    assert_eq!(said, expected);
+    Ok(())
+}

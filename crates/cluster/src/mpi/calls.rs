@@ -1,0 +1,207 @@
+//! The calls of an MPI library, safe to use. All have at most six arguments.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::Values;
+use super::abi::Handles;
+use crate::error::{ClusterError, Result};
+
+/// Values of one call. Chosen: pieces of 4 MB are the fastest with Open MPI and among the fastest with MPICH.
+const PIECE: usize = 1 << 20;
+
+/// Longest text that a library gives. Taken: MPI's own limits are 256 to 8192.
+const TEXT_BYTES: usize = 1 << 14;
+
+/// The functions of a library whose handles are `H`.
+pub struct Calls<H> {
+    handles: Handles<H>,
+    init_thread:
+        unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int,
+    finalize: unsafe extern "C" fn() -> c_int,
+    comm_rank: unsafe extern "C" fn(H, *mut c_int) -> c_int,
+    comm_size: unsafe extern "C" fn(H, *mut c_int) -> c_int,
+    set_errhandler: unsafe extern "C" fn(H, H) -> c_int,
+    allreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, H, H, H) -> c_int,
+    bcast: unsafe extern "C" fn(*mut c_void, c_int, H, c_int, H) -> c_int,
+    barrier: unsafe extern "C" fn(H) -> c_int,
+    library_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
+    error_string: unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int,
+    /// Holds the functions.
+    _library: Library,
+}
+
+/// Loads a library for everything that it loads itself: some have plugins that look for its symbols.
+pub fn load(path: &Path) -> Result<Library> {
+    // SAFETY: a library's initialisers run; it is the one that the user's launcher belongs to.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+        .map_err(|error| ClusterError::Library { path: path.into(), problem: error.to_string() })
+}
+
+impl Calls<*mut c_void> {
+    pub fn open_mpi(library: Library, path: &Path) -> Result<Self> {
+        let handles = Handles::open_mpi(&library);
+        let handles =
+            handles.map_err(|problem| ClusterError::Library { path: path.into(), problem })?;
+        Self::new(library, handles, path)
+    }
+
+    pub fn standard(library: Library, path: &Path) -> Result<Self> {
+        Self::new(library, Handles::standard(), path)
+    }
+}
+
+impl Calls<c_int> {
+    pub fn mpich(library: Library, path: &Path) -> Result<Self> {
+        Self::new(library, Handles::mpich(), path)
+    }
+}
+
+impl<H: Copy> Calls<H> {
+    fn new(library: Library, handles: Handles<H>, path: &Path) -> Result<Self> {
+        macro_rules! function {
+            ($name:literal) => {
+                // SAFETY: MPI's C interface has this function with these arguments.
+                *unsafe { library.get($name) }.map_err(|error| ClusterError::Library {
+                    path: path.into(),
+                    problem: error.to_string(),
+                })?
+            };
+        }
+        Ok(Self {
+            init_thread: function!(b"MPI_Init_thread\0"),
+            finalize: function!(b"MPI_Finalize\0"),
+            comm_rank: function!(b"MPI_Comm_rank\0"),
+            comm_size: function!(b"MPI_Comm_size\0"),
+            set_errhandler: function!(b"MPI_Comm_set_errhandler\0"),
+            allreduce: function!(b"MPI_Allreduce\0"),
+            bcast: function!(b"MPI_Bcast\0"),
+            barrier: function!(b"MPI_Barrier\0"),
+            library_version: function!(b"MPI_Get_library_version\0"),
+            error_string: function!(b"MPI_Error_string\0"),
+            handles,
+            _library: library,
+        })
+    }
+
+    pub fn version(&self) -> Result<String> {
+        let text = Self::text(|bytes, length| {
+            // SAFETY: the buffer is longer than any text; the call is allowed before the start.
+            unsafe { (self.library_version)(bytes, length) }
+        });
+        self.check("MPI_Get_library_version", text.0)?;
+        Ok(text.1.split(['\n', ',']).next().unwrap_or_default().trim().to_owned())
+    }
+
+    pub fn init(&self) -> Result<()> {
+        let Handles { world, errors_return, thread_multiple, thread_serialized, .. } = self.handles;
+        let mut level = 0;
+        // SAFETY: the standard allows no arguments; the level is written to a place of ours.
+        let code = unsafe {
+            (self.init_thread)(ptr::null_mut(), ptr::null_mut(), thread_multiple, &raw mut level)
+        };
+        self.check("MPI_Init_thread", code)?;
+        if level < thread_serialized {
+            let message = "it allows calls from the main thread only".into();
+            return Err(ClusterError::Call { call: "MPI_Init_thread", message });
+        }
+        // SAFETY: both are handles of this library, which is started.
+        self.check("MPI_Comm_set_errhandler", unsafe {
+            (self.set_errhandler)(world, errors_return)
+        })
+    }
+
+    pub fn rank(&self) -> Result<usize> {
+        let mut rank = 0;
+        // SAFETY: the library is started; the number is written to a place of ours.
+        self.check("MPI_Comm_rank", unsafe {
+            (self.comm_rank)(self.handles.world, &raw mut rank)
+        })?;
+        Ok(rank as usize)
+    }
+
+    pub fn size(&self) -> Result<usize> {
+        let mut size = 0;
+        // SAFETY: as for the rank.
+        self.check("MPI_Comm_size", unsafe {
+            (self.comm_size)(self.handles.world, &raw mut size)
+        })?;
+        Ok(size as usize)
+    }
+
+    pub fn sum(&self, values: Values<'_>) -> Result<()> {
+        let Handles { f32, f64, i64, sum, .. } = self.handles;
+        match values {
+            Values::F32(values) => self.all_reduce(values, f32, sum),
+            Values::F64(values) => self.all_reduce(values, f64, sum),
+            Values::I64(values) => self.all_reduce(values, i64, sum),
+        }
+    }
+
+    pub fn max(&self, values: &mut [i64]) -> Result<()> {
+        self.all_reduce(values, self.handles.i64, self.handles.max)
+    }
+
+    /// `of` is the library's type for `T`.
+    fn all_reduce<T>(&self, values: &mut [T], of: H, with: H) -> Result<()> {
+        let Handles { world, in_place, .. } = self.handles;
+        for piece in values.chunks_mut(PIECE) {
+            let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
+            // SAFETY: the slice has so many values of that type, and nobody else has it.
+            let code = unsafe { (self.allreduce)(in_place, start, n, of, with, world) };
+            self.check("MPI_Allreduce", code)?;
+        }
+        Ok(())
+    }
+
+    pub fn broadcast(&self, bytes: &mut [u8], from: usize) -> Result<()> {
+        for piece in bytes.chunks_mut(4 * PIECE) {
+            let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
+            let Handles { world, byte, .. } = self.handles;
+            // SAFETY: the slice has so many bytes, and nobody else has it.
+            let code = unsafe { (self.bcast)(start, n, byte, count(from), world) };
+            self.check("MPI_Bcast", code)?;
+        }
+        Ok(())
+    }
+
+    pub fn barrier(&self) -> Result<()> {
+        // SAFETY: the library is started.
+        self.check("MPI_Barrier", unsafe { (self.barrier)(self.handles.world) })
+    }
+
+    pub fn finalize(&self) -> Result<()> {
+        // SAFETY: called once, by the one who started it.
+        self.check("MPI_Finalize", unsafe { (self.finalize)() })
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let (told, text) = Self::text(|bytes, length| {
+            // SAFETY: the buffer is longer than any text.
+            unsafe { (self.error_string)(code, bytes, length) }
+        });
+        let message = if told == 0 { text } else { format!("code {code}") };
+        Err(ClusterError::Call { call, message })
+    }
+
+    /// What a call writes into a buffer, and its code.
+    fn text(call: impl Fn(*mut c_char, *mut c_int) -> c_int) -> (c_int, String) {
+        let (mut bytes, mut length) = (vec![0_u8; TEXT_BYTES], 0);
+        let code = call(bytes.as_mut_ptr().cast(), &raw mut length);
+        let n = bytes.iter().position(|byte| *byte == 0).unwrap_or(TEXT_BYTES);
+        (code, String::from_utf8_lossy(&bytes[..n]).into_owned())
+    }
+}
+
+/// Counts and ranks are C's integers; pieces are smaller than the largest.
+fn count(n: usize) -> c_int {
+    c_int::try_from(n).unwrap_or(c_int::MAX)
+}
