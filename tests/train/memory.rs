@@ -82,6 +82,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
         memory_place: MemoryPlace::Process,
         open,
         start_sampler,
+        world: None,
     };
     let options = TrainOptions { resume: folder.join("checkpoints").exists(), force: false };
     let stop = CancelToken::default();

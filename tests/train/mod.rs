@@ -9,12 +9,13 @@ mod gpu;
 mod memory;
 mod offload;
 mod planned;
+mod ranks;
 mod resume;
 mod screen;
 mod state;
 mod stop;
 mod targets;
-mod texts;
+pub mod texts;
 mod trouble;
 pub mod twin;
 

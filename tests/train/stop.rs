@@ -91,6 +91,7 @@ impl Trial<'_> {
             open: Box::new(|bytes| Device::cpu(1, bytes)),
             memory_place: MemoryPlace::Process,
             start_sampler: Box::new(|_| None),
+            world: None,
         };
         let stop = CancelToken::default();
         if let Some(n_asked) = n_asked {

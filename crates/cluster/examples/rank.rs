@@ -31,17 +31,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn check_exchanges(world: &World) -> cluster::Result<()> {
+fn check_exchanges(world: &World) -> Result<(), Box<dyn Error>> {
     let (rank, size) = (world.rank(), world.size());
-    let mut exact = [rank as i64, i64::from(u32::MAX) << 8];
+    let (number, count) = (i64::try_from(rank)?, i64::try_from(size)?);
+    let large = i64::from(u32::MAX) << 8;
+    let mut exact = [number, large];
     world.sum(Values::I64(&mut exact))?;
-    assert_eq!(exact, [(size * (size - 1) / 2) as i64, (i64::from(u32::MAX) << 8) * size as i64]);
+    assert_eq!(exact, [count * (count - 1) / 2, large * count]);
     let mut losses = [0.5, rank as f64];
     world.sum(Values::F64(&mut losses))?;
     assert_eq!(losses, [0.5 * size as f64, (size * (size - 1) / 2) as f64]);
-    let mut largest = [rank as i64, -(rank as i64)];
+    let mut largest = [number, -number];
     world.max(&mut largest)?;
-    assert_eq!(largest, [size as i64 - 1, 0]);
+    assert_eq!(largest, [count - 1, 0]);
     let mut bytes = vec![rank as u8; 9 << 20];
     world.broadcast(&mut bytes, size - 1)?;
     assert!(bytes.iter().all(|byte| *byte == size as u8 - 1));

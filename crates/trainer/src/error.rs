@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use cluster::ClusterError;
 use compute::{ComputeError, Shape};
 use machine::Bytes;
 use weights::WeightsError;
@@ -26,6 +27,29 @@ pub enum TrainerError {
     /// A model file could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// Ranks could not exchange what they have.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Another rank failed.
+    #[error("rank {rank} failed: {problem}")]
+    OtherRank {
+        /// Its number.
+        rank: usize,
+        /// What it said.
+        problem: String,
+    },
+    /// Ranks were given different jobs.
+    #[error("rank {rank} has another job than rank 0: {what} is {theirs}, rank 0 has {ours}")]
+    RanksDiffer {
+        /// Its number.
+        rank: usize,
+        /// What differs.
+        what: String,
+        /// There.
+        theirs: String,
+        /// At rank 0.
+        ours: String,
+    },
     /// The job is not valid.
     #[error(transparent)]
     Job(#[from] ConfigError),
@@ -470,6 +494,12 @@ impl TrainerError {
             Self::TooLarge { remedy: Some(remedy), .. } => return remedy.to_string().into(),
             Self::Compute(error) => error.hint(),
             Self::Weights(error) => error.hint(),
+            Self::Cluster(error) => error.hint(),
+            Self::OtherRank { .. } => "see what it printed and wrote to ranks/ in its run's folder",
+            Self::RanksDiffer { .. } => {
+                "give all ranks the same program, job, model and data; keys that a plan chooses \
+                                         can be set in the job"
+            }
             Self::Job(error) => return error.hint(),
             Self::Tokenizer(error) => error.hint(),
             Self::ChatTemplate { .. } => {

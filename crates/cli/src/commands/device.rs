@@ -151,6 +151,7 @@ impl DeviceArgs {
                 // Without a thread for telemetry the run goes on, without a governor.
                 TelemetrySampler::start(ProbeSource::live(), monitor).ok()
             }),
+            world: None,
         })
     }
 

@@ -3,8 +3,10 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use cluster::World;
 use compute::CancelToken;
 use machine::awake::Awake;
+use trainer::TrainerError;
 use trainer::config::RunConfig;
 use trainer::config::adapter::AdapterKind;
 use trainer::event::history::History;
@@ -44,7 +46,8 @@ Examples:
   hearth train job.toml --set train.ema=0.999 --set train.recompute=block
   hearth train job.toml --set data.trigger=zwx --set data.validation=unset
   hearth train job.toml --mode overnight --max-temp 80
-  hearth train job.toml --resume")]
+  hearth train job.toml --resume
+  mpirun -n 2 hearth train job.toml                            two processes, or machines, in one job")]
 pub struct TrainArgs {
     #[command(flatten)]
     job: JobArgs,
@@ -101,13 +104,22 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let config = arguments.job.resolve_with("train", &arguments.governor_flags())?;
     let engine = arguments.engine.for_job(&config);
     engine.check_trust()?;
-    let on = engine.device_setup(arguments.limit)?;
+    let world = World::join().map_err(TrainerError::from)?;
+    let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
+    let on = DeviceSetup {
+        world: world.as_ref().filter(|world| world.size() > 1),
+        ..engine.device_setup(arguments.limit)?
+    };
     let start = TrainOptions { resume: arguments.resume, force: arguments.force };
-    let screen = TrainingScreen::new(&config, start.resume, arguments.quiet, arguments.json);
+    // The first rank speaks for all.
+    let (is_quiet, is_json) = (arguments.quiet || !is_first, arguments.json && is_first);
+    let screen = TrainingScreen::new(&config, start.resume, is_quiet, is_json);
     let screen = Arc::new(screen);
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();
     let end = train_with_screen(&config, &on, start, &screen)?;
+    drop(on);
+    world.map_or(Ok(()), World::leave).map_err(TrainerError::from)?;
     if screen.prints_text() {
         let history = History::open(&config.output.folder)?;
         write!(out, "{}", run_summary::page(&config, &end, &history, &engine.device_flag()))?;

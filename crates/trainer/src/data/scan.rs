@@ -207,9 +207,7 @@ impl ScanBuilder {
         }
         let Some((size, clip)) = self.image_or_clip(&candidate.path) else { return };
         let frames = clip.iter().flat_map(|clip| clip.files(&candidate.path));
-        if let Some(kind) =
-            frames.map(|frame| self.roots.check(frame)).find_map(|checked| checked.err())
-        {
+        if let Some(kind) = frames.map(|frame| self.roots.check(frame)).find_map(Result::err) {
             return self.problems.push(Problem::skipped(candidate.path, kind));
         }
         let named = entry.as_ref().map(|entry| entry.references.clone());

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use cluster::mpi::Values;
 use compute::ops::{AdamW, GradClip, global_norm};
 use compute::{Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
@@ -225,6 +226,26 @@ impl<'a, T: Task> Session<'a, T> {
         ForwardContext { device, task: *task, config, model, params: &adapters.params }
     }
 
+    /// Replaces gradients by their sums over all ranks, which `sum` makes; in pieces of several parameters. One that did
+    /// not arrive here counts as zeros if it arrived anywhere.
+    pub fn exchange_gradients(&mut self, sum: &dyn Fn(Values<'_>) -> Result<()>) -> Result<()> {
+        let keys: Vec<ParamKey> = self.adapters.params.keys().collect();
+        let arrived = |key: &ParamKey| i64::from(self.gradients.get(*key).is_some());
+        let mut n_arrived: Vec<i64> = keys.iter().map(arrived).collect();
+        sum(Values::I64(&mut n_arrived))?;
+        let arrived = keys.into_iter().zip(n_arrived).filter(|(_, n)| *n > 0);
+        let mut piece = GradientPiece::default();
+        for (key, _) in arrived {
+            let n = self.adapters.params.get(key).shape().elements();
+            let values = self.gradients.read(key)?.unwrap_or_else(|| vec![0.0; n]);
+            piece.push(key, &values);
+            if piece.values.len() >= EXCHANGED_VALUES {
+                std::mem::take(&mut piece).exchange(&mut self.gradients, sum)?;
+            }
+        }
+        piece.exchange(&mut self.gradients, sum)
+    }
+
     /// The norm of the gradients, which are `scale` times the true ones.
     pub fn grad_norm(&self, scale: f64) -> Result<GradientNorm> {
         self.device.mark(UPDATE);
@@ -379,6 +400,38 @@ impl<'a, T: Task> Session<'a, T> {
         let averaged = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
         all.extend(averaged.map(|(index, tensor)| (format!("{EMA_PREFIX}{index}"), tensor)));
         Ok(all)
+    }
+}
+
+/// Gradients that are exchanged together. Chosen: 16 MB, so that many small ones take few calls.
+const EXCHANGED_VALUES: usize = 4 << 20;
+
+/// Gradients of some parameters, one after the other.
+#[derive(Default)]
+struct GradientPiece {
+    keys: Vec<(ParamKey, usize)>,
+    values: Vec<f32>,
+}
+
+impl GradientPiece {
+    fn push(&mut self, key: ParamKey, values: &[f32]) {
+        self.keys.push((key, values.len()));
+        self.values.extend(values);
+    }
+
+    fn exchange(
+        mut self,
+        gradients: &mut Gradients,
+        sum: &dyn Fn(Values<'_>) -> Result<()>,
+    ) -> Result<()> {
+        sum(Values::F32(&mut self.values))?;
+        let mut rest = &self.values[..];
+        for (key, n) in self.keys {
+            let (values, others) = rest.split_at(n);
+            gradients.write(key, values)?;
+            rest = others;
+        }
+        Ok(())
     }
 }
 

@@ -156,6 +156,11 @@ pub fn exists_in(run: &Path) -> bool {
     !steps(&run.join(FOLDER)).is_empty()
 }
 
+/// The folder of the last one of a run, relative to the run's.
+pub(super) fn latest(run: &Path) -> Option<PathBuf> {
+    steps(&run.join(FOLDER)).first().map(|step| path(*step))
+}
+
 fn steps(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let step = |name: &str| name.strip_prefix("step-")?.parse().ok();

@@ -5,6 +5,7 @@
 //! Left out on purpose: a copy of the parameters on the host, which every step would have to wait for. A run
 //! continues from its last checkpoint, with the same results.
 
+use cluster::World;
 use compute::{ComputeError, Device, DeviceKind};
 use machine::held::{HeldMemory, MemoryPlace};
 use machine::sampler::TelemetrySampler;
@@ -19,7 +20,7 @@ use crate::plan::{DeviceBudget, MemoryLevel, Plan, RaisableLimit, Rates};
 /// cause; a loss at the same step again and again is not.
 const MAX_GPU_LOSSES: u32 = 3;
 
-/// A device, how to open it, and its memory limit.
+/// A device, how to open it, its memory limit, and the ranks that train with it.
 pub struct DeviceSetup<'a> {
     /// Its kind, for plans.
     pub kind: DeviceKind,
@@ -40,6 +41,8 @@ pub struct DeviceSetup<'a> {
     /// Starts reading the machine's sensors, and what the run holds; none where there are none, or that is
     /// switched off.
     pub start_sampler: Box<dyn Fn(HeldMemory) -> Option<TelemetrySampler> + 'a>,
+    /// The ranks of the job; none where it is trained alone.
+    pub world: Option<&'a World>,
 }
 
 /// A job with its plan.
@@ -210,6 +213,7 @@ save_every = 2
             }),
             memory_place: MemoryPlace::Process,
             start_sampler: Box::new(|_| None),
+            world: None,
         };
         let events = Mutex::new(Vec::new());
         let listener = |record: &EventRecord| {

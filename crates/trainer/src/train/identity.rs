@@ -104,6 +104,13 @@ impl Identity {
         Ok(Self { settings, base, samples, typed, inputs })
     }
 
+    /// Each setting, and what model and samples are, for comparison with another rank.
+    pub fn described(&self) -> impl Iterator<Item = (String, String)> {
+        let inputs = [("the base", &self.base), ("the dataset", &self.samples)];
+        let inputs = inputs.map(|(what, hash)| (what.to_owned(), format!("{hash:.8}")));
+        self.settings.clone().into_iter().chain(inputs)
+    }
+
     /// Writes the inputs by name, for comparison when the run is resumed.
     pub fn write_inputs(&self, folder: &RunFolder) -> Result<()> {
         let RunInputs { base, samples } = &self.inputs;

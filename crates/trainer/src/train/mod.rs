@@ -4,6 +4,7 @@
 
 mod begin;
 pub mod checkpoint;
+mod data_parallel;
 mod decision;
 mod device;
 pub mod diffusion;
@@ -31,10 +32,11 @@ pub(crate) mod tests;
 use compute::CancelToken;
 
 use self::begin::begin;
+use self::data_parallel::{first_rank_first, is_first};
 pub use self::device::DeviceSetup;
 use self::device::{MeteredDevice, RunSetup};
 use self::diffusion::DiffusionTask;
-use self::folder::{RunFolder, RunOutput};
+use self::folder::RunOutput;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::training_data::TrainingData;
@@ -66,8 +68,7 @@ pub fn train(
     listeners: &[EventListener<'_>],
     stop: &CancelToken,
 ) -> Result<RunEnd> {
-    output_folder::check(config, &[])?;
-    let folder = RunFolder::open(&config.output.folder, options)?;
+    let folder = data_parallel::open_folder(device_setup.world, config, options)?;
     let end = {
         let report = LiveReport::begin(folder.path.clone());
         let rewrite = |record: &EventRecord| report.observe(&record.event);
@@ -102,7 +103,8 @@ fn train_into(
     let figures = RunFigures::of(&History::open(&folder.path)?);
     let end = RunEnd { loss: figures.and_then(|figures| figures.final_loss), ..end };
     events.emit(Event::End(end.clone()))?;
-    if end.reason.is_done() && config.adapter.kind != AdapterKind::Full {
+    let is_done = end.reason.is_done() && is_first(device_setup.world);
+    if is_done && config.adapter.kind != AdapterKind::Full {
         card::write(&folder.path, config)?;
     }
     Ok(end)
@@ -116,12 +118,13 @@ fn train_images(
 ) -> Result<RunEnd> {
     let RunOutput { folder, events } = output;
     let mut pipeline = Pipeline::open(&folder.base(config)?, &config.base.parts())?;
-    let (planned, index, device) = diffusion::prepare(config, &pipeline, device_setup, events)?;
+    let prepare = || diffusion::prepare(config, &pipeline, device_setup, events);
+    let (planned, index, device) = first_rank_first(device_setup.world, prepare)?;
     let task = DiffusionTask::new(&planned.config, &pipeline)?;
     let loader = diffusion::ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
     let setup = planned.setup(device_setup);
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.reason.is_done() {
+    if end.reason.is_done() && is_first(device_setup.world) {
         diffusion::write_result(&planned.config, &mut pipeline, end.step, folder, events)?;
     }
     Ok(end)
@@ -135,14 +138,15 @@ fn train_texts(
 ) -> Result<RunEnd> {
     let RunOutput { folder, events } = output;
     let pipeline = language::LanguagePipeline::open(config, false)?;
-    let (planned, texts) =
-        language::prepare(config, &pipeline.task(config)?, device_setup, events)?;
+    let task = pipeline.task(config)?;
+    let prepare = || language::prepare(config, &task, device_setup, events);
+    let (planned, texts) = first_rank_first(device_setup.world, prepare)?;
     let task = pipeline.task(&planned.config)?;
     let loader = language::TextLoader::new(task, &planned.config, texts)?;
     let setup = planned.setup(device_setup);
     let device = MeteredDevice::open(device_setup, &planned.plan)?;
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.reason.is_done() {
+    if end.reason.is_done() && is_first(device_setup.world) {
         language::write_result(&planned.config, pipeline, end.step, folder, events)?;
     }
     Ok(end)

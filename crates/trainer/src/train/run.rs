@@ -8,6 +8,7 @@ use std::time::Instant;
 use compute::Device;
 
 use super::checkpoint::{Checkpoints, ResumePoint, TrainProgress};
+use super::data_parallel::DataParallel;
 use super::decision::{LoopDecision, RunStatus, SaveReason, decide};
 use super::divergence;
 use super::fallback::unless_cancelled;
@@ -31,6 +32,8 @@ pub struct TrainingRun<'a, D: DataLoader> {
     pub pacing: Pacing,
     /// The model in training.
     pub session: Session<'a, D::Task>,
+    /// The ranks it shares its steps with, if there are any.
+    pub parallel: Option<DataParallel<'a>>,
     /// Its batches.
     pub loader: &'a mut D,
     /// Its checkpoints.
@@ -82,12 +85,37 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         Ok(RunEnd { step, reason, secs, peak_bytes, energy, loss: None, best })
     }
 
-    /// Validates and writes samples if that is to be done; decides, and saves if that is decided.
+    /// Evaluates and decides; of several ranks the first one does, and the others follow.
     fn evaluate_and_decide(&mut self, is_unhealthy: bool) -> Result<LoopDecision> {
+        let Some(parallel) = self.parallel.take() else {
+            return self.decide_alone(is_unhealthy, false);
+        };
+        let decided = self.decide_together(&parallel, is_unhealthy);
+        self.parallel = Some(parallel);
+        decided
+    }
+
+    fn decide_together(
+        &mut self,
+        parallel: &DataParallel<'_>,
+        is_unhealthy: bool,
+    ) -> Result<LoopDecision> {
+        let is_interrupted = parallel.is_any(!self.events.should_continue())?;
+        let end = if parallel.is_first() {
+            self.decide_alone(is_unhealthy, is_interrupted)?.end
+        } else {
+            None
+        };
+        let end = parallel.follow(end, &mut self.progress)?;
+        Ok(LoopDecision { end, save: None })
+    }
+
+    /// Validates and writes samples if that is to be done; decides, and saves if that is decided.
+    fn decide_alone(&mut self, is_unhealthy: bool, is_other_asked: bool) -> Result<LoopDecision> {
         if self.progress.is_evaluation_due {
             unless_cancelled(self.evaluate())?;
         }
-        let is_interrupted = !self.events.should_continue();
+        let is_interrupted = is_other_asked || !self.events.should_continue();
         let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
         let decision = decide(status, &self.config.output);
         decision.save.map_or(Ok(()), |save| self.save(save))?;
@@ -140,6 +168,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Saves a checkpoint, unless the last one is the same: a run that is asked to stop while it saves ends with that.
     pub(super) fn save(&mut self, save: SaveReason) -> Result<()> {
+        if self.parallel.as_ref().is_some_and(|parallel| !parallel.is_first()) {
+            return Ok(());
+        }
         let Self { progress, checkpoints, saved, meter, .. } = self;
         if saved.is_some() && *saved == progress.resumable_at() {
             // A run that was killed between the two has old ones left.

@@ -14,14 +14,15 @@
 //! them on the step cannot be repeated: out of memory ends the run (`fallback.rs`), and a request to stop waits for the
 //! end of the step.
 //!
-//! Machines that train together would differ in `accumulate`, agree after `reduce`, and do the same in
-//! `apply`. The samples of a step and its random numbers follow from its number alone.
+//! Ranks that train together (`data_parallel.rs`) differ in `accumulate`, where each has its samples, sum in `reduce`, and
+//! do the same in `apply`. The samples of a step and its random numbers follow from its number alone.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use compute::Dtype;
 
+use super::decision::SaveReason;
 use super::loss_scale::LossScale;
 use super::run::TrainingRun;
 use crate::error::Result;
@@ -61,7 +62,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Takes the next step. The progress changes only when all of it is done.
     pub(super) fn step(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<event::StepMetrics> {
         let (begun, launches) = (Instant::now(), self.device.launches());
-        let accumulated = self.accumulate(ahead)?;
+        let mut accumulated = self.accumulate(ahead)?;
+        self.exchange(&mut accumulated.sums, begun)?;
         let ReducedStep { loss, norm } = self.reduce(&accumulated)?;
         self.check_layers()?;
         let learning_rate = self.apply(&norm)?;
@@ -86,13 +88,35 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// random numbers.
     fn accumulate(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
         let (device, stop) = (self.device, self.events.cancel_token());
-        self.with_fallback(|run| {
+        let accumulated = self.with_fallback(|run| {
             let accumulated = device.cancellable(stop, || run.accumulate_once(ahead));
             if accumulated.is_err() {
                 *ahead = run.loader.read_from(run.progress.batches);
             }
             accumulated
-        })
+        });
+        let Some(parallel) = &self.parallel else { return accumulated };
+        let is_done_here = accumulated.is_ok();
+        let agreed = parallel.agree(accumulated);
+        if let (true, Err(error)) = (is_done_here, &agreed) {
+            // Another rank gave the step up: what this one has is as before it.
+            *ahead = self.loader.read_from(self.progress.batches);
+            if !error.is_cancelled() {
+                self.save(SaveReason::Latest)?;
+            }
+        }
+        agreed
+    }
+
+    /// Sums what every rank accumulated. A rank's seconds are those of its own part.
+    fn exchange(&mut self, sums: &mut LossSums, begun: Instant) -> Result<()> {
+        let Some(parallel) = &mut self.parallel else { return Ok(()) };
+        self.device.synchronise()?;
+        parallel.observe(begun.elapsed().as_secs_f64())?;
+        let mut losses = [sums.loss, sums.weight];
+        parallel.sum(&mut losses, &mut self.session)?;
+        [sums.loss, sums.weight] = losses;
+        Ok(())
     }
 
     fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
@@ -101,13 +125,25 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let expected = self.loader.expected_weight(first..first + n);
         let (loss_scale, mut wait_secs) = (self.loss_scale(), 0.0);
         let mut sums = LossSums::default();
-        for _ in 0..n {
+        for index in 0..n as usize {
             let (batch, waited) = ahead.next_batch()?;
             wait_secs += waited.as_secs_f64();
-            self.meter.begin(Phase::train(batch.size));
-            sums.add(self.forward_backward(&batch, expected, loss_scale.unwrap_or(1.0))?);
+            let own = self.own_samples(index, batch.samples.len());
+            if !own.is_empty() {
+                self.meter.begin(Phase::train(batch.size));
+            }
+            let loss_scale = loss_scale.unwrap_or(1.0);
+            sums.add(self.forward_backward(&batch, own, expected, loss_scale)?);
         }
         Ok(AccumulatedBatches { sums, expected, loss_scale, wait_secs })
+    }
+
+    /// Which samples of a step's batch are computed here: all of them, but for ranks that train together.
+    fn own_samples(&self, index: usize, n: usize) -> Range<usize> {
+        let Some(parallel) = &self.parallel else { return 0..n };
+        let (first, Range { start, end }) =
+            (index * self.config.train.batch_size, parallel.samples());
+        start.saturating_sub(first).min(n)..end.saturating_sub(first).min(n)
     }
 
     /// The loss scale, in f16.
@@ -117,19 +153,20 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         scale.map(|scale| scale.factor())
     }
 
-    /// Forward and backward of a batch in micro-batches; accumulates the gradients. `expected` is the expected
+    /// Forward and backward of samples of a batch in micro-batches; accumulates the gradients. `expected` is the expected
     /// loss weight of all samples of the step. The pace may change between two micro-batches: the rest of the batch
     /// is then computed at another memory level, and every sample keeps its share and its random numbers.
     pub(super) fn forward_backward(
         &mut self,
         batch: &TrainBatch<<D::Task as Task>::Size, D::Sample>,
+        samples: Range<usize>,
         expected: f64,
         loss_scale: f64,
     ) -> Result<LossSums> {
-        let (mut sums, mut first) = (LossSums::default(), 0);
-        while first < batch.samples.len() {
+        let (mut sums, mut first) = (LossSums::default(), samples.start);
+        while first < samples.end {
             self.wait_while_paused()?;
-            let end = batch.samples.len().min(first + self.pacing.batch_settings().micro_batch);
+            let end = samples.end.min(first + self.pacing.batch_settings().micro_batch);
             sums.add(self.micro_batch(batch, first..end, expected, loss_scale)?);
             first = end;
         }
@@ -174,8 +211,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         UpdateSettings { learning_rate, applied: self.progress.applied, scale }
     }
 
-    /// The mean loss and the gradient norm. Here several machines would all-reduce their sums and, buffer by
-    /// buffer, their gradients (`Gradients::read` and `write`).
+    /// The mean loss and the gradient norm.
     fn reduce(&mut self, accumulated: &AccumulatedBatches) -> Result<ReducedStep> {
         let LossSums { loss, weight } = accumulated.sums;
         // The weight may be less than expected: not every token of a text counts.

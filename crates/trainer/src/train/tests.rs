@@ -17,6 +17,7 @@ use machine::{Machine, ProbeSource};
 use super::checkpoint::TrainProgress;
 use super::diffusion::batch::EncodedSample;
 use super::diffusion::{DiffusionTask, ImageLoader};
+use super::folder::RunFolder;
 use super::run::TrainingRun;
 use super::*;
 use crate::cache::{CacheBuilder, CacheRequest};
@@ -124,6 +125,7 @@ fn with_job_on(
         open: Box::new(open),
         memory_place: MemoryPlace::Process,
         start_sampler: Box::new(|_| None),
+        world: None,
     };
     let folder = RunFolder::open(&config.output.folder, TrainOptions::default()).unwrap();
     let pipeline = Pipeline::open(&base, &PartPaths::default()).unwrap();
@@ -336,7 +338,7 @@ fn the_rest_of_a_batch_at_another_level_trains_the_same() {
     with_run(&[SMOOTH], |run, _| {
         let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
         let (levels, start) = (run.pacing.levels.clone(), state(run));
-        run.forward_backward(&batch, 3.0, 1.0).unwrap();
+        run.forward_backward(&batch, 0..batch.samples.len(), 3.0, 1.0).unwrap();
         run.session.update(1e-2, 0, 1.0).unwrap();
         let whole = state(run);
         put_back(run, &start);
@@ -520,7 +522,7 @@ fn an_update_is_made_whole_or_not_at_all() {
         let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
         let accumulate = |run: &mut TrainingRun<'_, ImageLoader<'_>>| {
             run.session.zero_grad();
-            run.forward_backward(&batch, 3.0, 1.0).unwrap();
+            run.forward_backward(&batch, 0..batch.samples.len(), 3.0, 1.0).unwrap();
         };
         let start = state(run);
         accumulate(run);
@@ -547,9 +549,8 @@ fn gradients_of(
     batch: &TrainBatch<SampleSize, EncodedSample>,
     samples: Range<usize>,
 ) -> Vec<Option<Vec<f32>>> {
-    let samples = batch.samples[samples].to_vec();
     run.session.zero_grad();
-    run.forward_backward(&TrainBatch { samples, ..*batch }, 3.0, 1.0).unwrap();
+    run.forward_backward(batch, samples, 3.0, 1.0).unwrap();
     let keys = run.session.trainable_model().params.keys();
     keys.map(|key| run.session.gradients.read(key).unwrap()).collect()
 }

@@ -1,0 +1,145 @@
+//! `mpirun -n N hearth train`: several ranks give what one process gives, with every MPI that is installed. Where none
+//! is, these tests say so.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::texts::Place;
+use super::{Job, events, losses};
+use crate::{said, text};
+
+/// Relative. Sums over samples have another order.
+const OF_LOSSES: f64 = 1e-5;
+
+/// Launchers by the names that Debian gives those of Open MPI and of MPICH, or by the one there is.
+fn launchers() -> Vec<&'static str> {
+    let is_there = |name: &&str| {
+        Command::new(*name).arg("--version").output().is_ok_and(|out| out.status.success())
+    };
+    let named: Vec<_> =
+        ["mpirun.openmpi", "mpirun.mpich"].into_iter().filter(|name| is_there(name)).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    let found: Vec<_> = ["mpirun"].into_iter().filter(is_there).collect();
+    if found.is_empty() {
+        println!("no mpirun here");
+    }
+    found
+}
+
+/// So many ranks of `hearth` with these arguments on this computer, each with one thread.
+fn ranks(launcher: &str, n: usize, arguments: &[&str]) -> Command {
+    let mut command = Command::new(launcher);
+    command.args(["-n", &n.to_string()]);
+    if launcher != "mpirun.mpich" {
+        command.arg("--oversubscribe");
+    }
+    // Containers run as root.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.arg(env!("CARGO_BIN_EXE_hearth")).args(arguments).args([
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]);
+    command
+}
+
+fn trained(launcher: &str, n: usize, job: &Path, out: &Path, more: &[&str]) -> Output {
+    let arguments = ["train", text(job), "--out", text(out), "--quiet"];
+    ranks(launcher, n, &[&arguments, more].concat()).output().unwrap()
+}
+
+fn check_losses(expected: &[f64], got: &[f64], what: &str) {
+    assert_eq!(expected.len(), got.len(), "{what}");
+    for (step, (expected, got)) in expected.iter().zip(got).enumerate() {
+        assert!(
+            (expected - got).abs() <= OF_LOSSES * expected,
+            "{what}, step {step}: {expected} {got}"
+        );
+    }
+}
+
+/// The files of a result, by their names.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn ranks_train_what_one_process_trains() {
+    let job = Job::new();
+    let alone = job.finish("alone", &[], &[]);
+    let expected = losses(&events(&alone));
+    for (launcher, n) in launchers().into_iter().flat_map(|name| [(name, 2), (name, 3)]) {
+        let out = job.path(&format!("{launcher}-{n}"));
+        let output = trained(launcher, n, &job.file, &out, &[]);
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        check_losses(&expected, &losses(&events(&out)), launcher);
+        // Every rank saw the same; only the first wrote results.
+        for rank in 1..n {
+            let own = out.join(format!("ranks/rank-{rank}"));
+            assert_eq!(losses(&events(&own)), losses(&events(&out)), "{launcher} {rank}");
+            assert!(!own.join("adapter").exists() && !own.join("checkpoints").exists());
+        }
+        let names = |folder: &Path| -> Vec<_> {
+            files(&folder.join("adapter"))
+                .iter()
+                .map(|path| path.file_name().unwrap().to_owned())
+                .collect()
+        };
+        assert_eq!(names(&alone), names(&out));
+    }
+}
+
+#[test]
+fn ranks_resume_from_the_first_ones_checkpoint() {
+    let place = Place::new();
+    let expected = losses(&events(&place.train("alone", &["train.steps=8"], &[])));
+    let job = place.path("job.toml");
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let steps = |n: &'static str| ["--set", "output.save_every=4", "--steps", n];
+        let first = trained(launcher, 2, &job, &out, &steps("4"));
+        assert!(first.status.success(), "{}", said(&first));
+        // Another number of ranks goes on.
+        let resumed = trained(launcher, 3, &job, &out, &[&steps("8")[..], &["--resume"]].concat());
+        assert!(resumed.status.success(), "{}", said(&resumed));
+        check_losses(&expected, &losses(&events(&out)), launcher);
+    }
+}
+
+#[test]
+fn ranks_with_different_jobs_are_refused() {
+    let place = Place::new();
+    let job = place.path("job.toml");
+    let other = place.path("other.toml");
+    fs::write(&other, fs::read_to_string(&job).unwrap().replace("3e-3", "4e-3")).unwrap();
+    // Each rank asks its launcher which one it is.
+    let script = place.path("rank.sh");
+    let line = format!(
+        "case \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" in 1) job='{}';; *) job='{}';; esac\n\
+         exec '{}' train \"$job\" --out '{}' --quiet --device cpu --threads 1\n",
+        text(&other),
+        text(&job),
+        env!("CARGO_BIN_EXE_hearth"),
+        text(&place.path("run"))
+    );
+    fs::write(&script, line).unwrap();
+    for launcher in launchers() {
+        let mut command = Command::new(launcher);
+        command.args(["-n", "2"]).args((launcher != "mpirun.mpich").then_some("--oversubscribe"));
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let output = command.args(["sh", text(&script)]).output().unwrap();
+        let words = said(&output);
+        assert!(!output.status.success(), "{launcher}");
+        assert!(
+            words.contains("rank 1 has another job than rank 0: optimizer.learning_rate"),
+            "{words}"
+        );
+    }
+}
