@@ -206,8 +206,8 @@ impl ScanBuilder {
             return self.problems.push(Problem::skipped(candidate.path, kind));
         }
         let Some((size, clip)) = self.image_or_clip(&candidate.path) else { return };
-        let frames = clip.iter().flat_map(|clip| clip.files(&candidate.path));
-        if let Some(kind) = frames.map(|frame| self.roots.check(frame)).find_map(Result::err) {
+        let mut frames = clip.iter().flat_map(|clip| clip.files(&candidate.path));
+        if let Some(kind) = frames.find_map(|frame| self.roots.check(frame).err()) {
             return self.problems.push(Problem::skipped(candidate.path, kind));
         }
         let named = entry.as_ref().map(|entry| entry.references.clone());
