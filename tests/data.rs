@@ -128,7 +128,7 @@ fn files_outside_the_folder_are_left_out_unless_links_are_followed() {
         let names: Vec<_> = found.items.iter().map(|item| item.path.file_name().unwrap()).collect();
         assert_eq!(names, ["a.png", "inside.png"], "{found:?}");
         assert!(found.items.iter().all(|item| item.caption.is_empty()), "{found:?}");
-        let outside = found.problems.iter().map(|problem| problem.to_string());
+        let outside = found.problems.iter().map(ToString::to_string);
         let outside: Vec<_> = outside.filter(|text| text.contains("leads out of")).collect();
         assert_eq!(outside.len(), 6, "{outside:#?}");
         let options = ScanOptions { follow_links: true, ..ScanOptions::default() };

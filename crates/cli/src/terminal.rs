@@ -11,9 +11,6 @@ use anstream::AutoStream;
 /// The styles of our pages, as SGR parameters: reset, bold, dim, red, green, yellow, cyan.
 const STYLES: [&str; 7] = ["0", "1", "2", "31", "32", "33", "36"];
 
-/// The longest of them with what stands around it.
-const LONGEST_STYLE: usize = 5;
-
 /// Standard output, with styles where they are wanted.
 pub fn stdout() -> SafeWriter<AutoStream<io::Stdout>> {
     SafeWriter::new(anstream::stdout())
@@ -40,13 +37,14 @@ fn push_safe<'a>(mut text: &'a str, shown: &mut String) -> &'a str {
     while let Some(at) = text.find(is_dangerous) {
         shown.push_str(&text[..at]);
         text = &text[at..];
-        match style(text) {
-            Some(Some(style)) => {
+        match beginning(text) {
+            Beginning::Style(length) => {
+                let (style, rest) = text.split_at(length);
                 shown.push_str(style);
-                text = &text[style.len()..];
+                text = rest;
             }
-            Some(None) => return text,
-            None => {
+            Beginning::Unknown => return text,
+            Beginning::Other => {
                 let mut chars = text.chars();
                 push_shown(chars.next().map_or("", |c| &text[..c.len_utf8()]), shown);
                 text = chars.as_str();
@@ -57,18 +55,25 @@ fn push_safe<'a>(mut text: &'a str, shown: &mut String) -> &'a str {
     ""
 }
 
-/// One of our styles that a text begins with; `Some(None)` if it may become one.
-fn style(text: &str) -> Option<Option<&str>> {
-    let found = STYLES.iter().find(|style| {
-        let rest = text.strip_prefix("\x1b[").and_then(|rest| rest.strip_prefix(**style));
-        rest.is_some_and(|rest| rest.starts_with('m'))
-    });
-    if let Some(style) = found {
-        return Some(text.get(..style.len() + 3));
+/// What a text with a control character in front begins with.
+enum Beginning {
+    /// One of our styles, of so many bytes.
+    Style(usize),
+    /// What may become one.
+    Unknown,
+    Other,
+}
+
+fn beginning(text: &str) -> Beginning {
+    let styles = || STYLES.iter().map(|style| format!("\x1b[{style}m"));
+    if let Some(style) = styles().find(|style| text.starts_with(style)) {
+        return Beginning::Style(style.len());
     }
-    let may_become =
-        |style: &&str| text.len() < LONGEST_STYLE && format!("\x1b[{style}m").starts_with(text);
-    STYLES.iter().any(|style| may_become(&style)).then_some(None)
+    if styles().any(|style| style.starts_with(text)) {
+        Beginning::Unknown
+    } else {
+        Beginning::Other
+    }
 }
 
 /// What a terminal obeys, or what makes it show letters in another order than they are in.
@@ -79,11 +84,13 @@ fn is_dangerous(c: char) -> bool {
 }
 
 fn push_shown(text: &str, shown: &mut String) {
+    use std::fmt::Write;
     for c in text.chars() {
-        match is_dangerous(c) {
+        if is_dangerous(c) {
             // All of them have four digits.
-            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => shown.push(c),
+            _ = write!(shown, "\\u{:04x}", u32::from(c));
+        } else {
+            shown.push(c);
         }
     }
 }
@@ -178,8 +185,8 @@ mod tests {
             let text = format!("{style}text{style:#}");
             assert_eq!(safe(&text), text);
         }
-        const CYAN: anstyle::Style = anstyle::AnsiColor::Cyan.on_default().bold();
-        assert_eq!(safe(&CYAN.to_string()), CYAN.to_string());
+        let cyan = anstyle::AnsiColor::Cyan.on_default().bold().to_string();
+        assert_eq!(safe(&cyan), cyan);
     }
 
     #[test]
