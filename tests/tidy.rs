@@ -333,9 +333,10 @@ fn plain_writes(tree: &Tree) -> Vec<String> {
     broken
 }
 
-/// Systems differ in the three crates at the bottom; nothing above them may care.
+/// Systems differ in the crates at the bottom; nothing above them may care.
 fn target_conditionals(tree: &Tree) -> Vec<String> {
-    let below = ["crates/machine/", "crates/compute/", "crates/weights/", "tests/"];
+    let below =
+        ["crates/cluster/", "crates/machine/", "crates/compute/", "crates/weights/", "tests/"];
     let above =
         tree.sources().filter(|(path, _)| !below.iter().any(|folder| path.starts_with(folder)));
     let marks = ["target_os", "target_arch", "target_family", "cfg(unix)", "cfg(windows)"];

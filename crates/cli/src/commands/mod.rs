@@ -16,6 +16,7 @@ pub mod output;
 mod parts;
 pub mod plan;
 pub mod render_chat;
+mod resume;
 pub mod sample;
 pub mod shard;
 pub mod train;

@@ -8,19 +8,18 @@ use compute::CancelToken;
 use machine::awake::Awake;
 use trainer::TrainerError;
 use trainer::config::RunConfig;
-use trainer::config::adapter::AdapterKind;
 use trainer::event::history::History;
 use trainer::event::{EndReason, RunEnd};
-use trainer::train::{DeviceSetup, TrainOptions, checkpoint, train};
+use trainer::train::{DeviceSetup, TrainOptions, train};
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
 use super::job::{JobArgs, JobFlag};
+use super::resume::{resume_command, so_far};
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::run_summary;
 use crate::render::training::TrainingScreen;
-use crate::text::quoted;
 
 /// Train a LoRA, a `DoRA` or a full fine-tune on a folder of images, or on texts.
 ///
@@ -145,42 +144,4 @@ pub fn train_with_screen(
     let end = train(config, on, start, &[&|record| screen.on_event(record)], &stop);
     screen.end();
     Ok(end?)
-}
-
-/// Where the latest checkpoint can be used.
-fn so_far(config: &RunConfig, step: u64) -> String {
-    let folder = config.output.folder.join(checkpoint::path(step));
-    let folder = quoted(&folder.display().to_string());
-    match config.adapter.kind {
-        AdapterKind::Lora | AdapterKind::Dora => format!("the adapter so far is in\n  {folder}"),
-        AdapterKind::Full => {
-            let base = quoted(&config.base.path.display().to_string());
-            format!("the model so far:\n  hearth export {folder} --base {base} --out model")
-        }
-    }
-}
-
-/// The command that goes on with a run: the words that began it, for a shell, and `--resume`.
-fn resume_command(words: impl Iterator<Item = String>) -> String {
-    let begun = words.filter(|word| word != RESUME).map(|word| quoted(&word));
-    ["hearth".into()].into_iter().chain(begun).chain([RESUME.into()]).collect::<Vec<_>>().join(" ")
-}
-
-const RESUME: &str = "--resume";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_typed_is_said_again() {
-        let again = |words: &[&str]| resume_command(words.iter().map(|word| (*word).to_owned()));
-        let words = ["train", "job.toml", "--device", "cuda:0", "--limit", "70%"];
-        assert_eq!(again(&words), "hearth train job.toml --device cuda:0 --limit 70% --resume");
-        let words = ["train", "--resume", "--out", "my run", "--set", "data.trigger='s", ""];
-        assert_eq!(
-            again(&words),
-            r"hearth train --out 'my run' --set 'data.trigger='\''s' '' --resume"
-        );
-    }
 }

@@ -68,7 +68,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let secs_before = self.progress.secs;
         // A run that was interrupted has an evaluation to do, and a finished one that was killed before its
         // export takes no more steps.
-        let mut decision = self.evaluate_and_decide(false)?;
+        let mut decision = self.decide_with_all(false)?;
         let mut ahead = self.loader.read_from(self.progress.batches);
         let reason = loop {
             if let Some(reason) = decision.end {
@@ -77,7 +77,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             let step = unless_cancelled(self.step(&mut ahead))?;
             self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
             let is_unhealthy = step.map_or(Ok(false), |step| self.emit_step(step))?;
-            decision = self.evaluate_and_decide(is_unhealthy)?;
+            decision = self.decide_with_all(is_unhealthy)?;
         };
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let (step, energy) = (self.progress.step, self.pacing.energy());
@@ -85,33 +85,12 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         Ok(RunEnd { step, reason, secs, peak_bytes, energy, loss: None, best })
     }
 
-    /// Evaluates and decides; of several ranks the first one does, and the others follow.
-    fn evaluate_and_decide(&mut self, is_unhealthy: bool) -> Result<LoopDecision> {
-        let Some(parallel) = self.parallel.take() else {
-            return self.decide_alone(is_unhealthy, false);
-        };
-        let decided = self.decide_together(&parallel, is_unhealthy);
-        self.parallel = Some(parallel);
-        decided
-    }
-
-    fn decide_together(
-        &mut self,
-        parallel: &DataParallel<'_>,
-        is_unhealthy: bool,
-    ) -> Result<LoopDecision> {
-        let is_interrupted = parallel.is_any(!self.events.should_continue())?;
-        let end = if parallel.is_first() {
-            self.decide_alone(is_unhealthy, is_interrupted)?.end
-        } else {
-            None
-        };
-        let end = parallel.follow(end, &mut self.progress)?;
-        Ok(LoopDecision { end, save: None })
-    }
-
     /// Validates and writes samples if that is to be done; decides, and saves if that is decided.
-    fn decide_alone(&mut self, is_unhealthy: bool, is_other_asked: bool) -> Result<LoopDecision> {
+    pub(super) fn evaluate_and_decide(
+        &mut self,
+        is_unhealthy: bool,
+        is_other_asked: bool,
+    ) -> Result<LoopDecision> {
         if self.progress.is_evaluation_due {
             unless_cancelled(self.evaluate())?;
         }

@@ -22,7 +22,6 @@ use std::time::Instant;
 
 use compute::Dtype;
 
-use super::decision::SaveReason;
 use super::loss_scale::LossScale;
 use super::run::TrainingRun;
 use crate::error::Result;
@@ -45,9 +44,9 @@ struct AccumulatedBatches {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LossSums {
     /// Mean losses, each times its share of the expected weight.
-    loss: f64,
+    pub loss: f64,
     /// Loss weight of the samples.
-    weight: f64,
+    pub weight: f64,
 }
 
 /// The whole step's loss and gradient norm.
@@ -95,28 +94,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             }
             accumulated
         });
-        let Some(parallel) = &self.parallel else { return accumulated };
-        let is_done_here = accumulated.is_ok();
-        let agreed = parallel.agree(accumulated);
-        if let (true, Err(error)) = (is_done_here, &agreed) {
-            // Another rank gave the step up: what this one has is as before it.
-            *ahead = self.loader.read_from(self.progress.batches);
-            if !error.is_cancelled() {
-                self.save(SaveReason::Latest)?;
-            }
-        }
-        agreed
-    }
-
-    /// Sums what every rank accumulated. A rank's seconds are those of its own part.
-    fn exchange(&mut self, sums: &mut LossSums, begun: Instant) -> Result<()> {
-        let Some(parallel) = &mut self.parallel else { return Ok(()) };
-        self.device.synchronise()?;
-        parallel.observe(begun.elapsed().as_secs_f64())?;
-        let mut losses = [sums.loss, sums.weight];
-        parallel.sum(&mut losses, &mut self.session)?;
-        [sums.loss, sums.weight] = losses;
-        Ok(())
+        self.agree_with_all(accumulated, ahead)
     }
 
     fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
@@ -136,14 +114,6 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             sums.add(self.forward_backward(&batch, own, expected, loss_scale)?);
         }
         Ok(AccumulatedBatches { sums, expected, loss_scale, wait_secs })
-    }
-
-    /// Which samples of a step's batch are computed here: all of them, but for ranks that train together.
-    fn own_samples(&self, index: usize, n: usize) -> Range<usize> {
-        let Some(parallel) = &self.parallel else { return 0..n };
-        let (first, Range { start, end }) =
-            (index * self.config.train.batch_size, parallel.samples());
-        start.saturating_sub(first).min(n)..end.saturating_sub(first).min(n)
     }
 
     /// The loss scale, in f16.

@@ -1,0 +1,118 @@
+//! The folder that a rank writes: the run's, or one of its own; and the checkpoint that all ranks resume from.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use cluster::World;
+use weights::write::AtomicFile;
+
+use super::super::folder::{self, RunFolder};
+use super::super::{TrainOptions, checkpoint, identity, output_folder};
+use super::is_first;
+use crate::config::RunConfig;
+use crate::error::{Result, TrainerError};
+
+/// Where ranks but the first write, in the run's folder.
+const FOLDER: &str = "ranks";
+
+/// Bytes of a file that travel together.
+const PIECE_BYTES: u64 = 16 << 20;
+
+/// Takes the folder of a run: the job's, or a rank's own. A run that is resumed has its last checkpoint at the first rank;
+/// all others get a copy.
+pub fn open_folder(
+    world: Option<&World>,
+    config: &RunConfig,
+    options: TrainOptions,
+) -> Result<RunFolder> {
+    let run = &config.output.folder;
+    if is_first(world) {
+        output_folder::check(config, &[])?;
+    }
+    let Some(world) = world else { return RunFolder::open(run, options) };
+    let own = if world.rank() == 0 { run.clone() } else { rank_folder(run, world.rank()) };
+    if world.rank() == 0 {
+        let folder = RunFolder::open(run, options)?;
+        copy_checkpoint(world, run, options.resume)?;
+        return Ok(folder);
+    }
+    clear(&own)?;
+    copy_checkpoint(world, &own, options.resume)?;
+    RunFolder::open(&own, options)
+}
+
+/// Where a rank but the first writes.
+fn rank_folder(run: &Path, rank: usize) -> PathBuf {
+    run.join(FOLDER).join(format!("rank-{rank}"))
+}
+
+/// Removes what an earlier run of a rank has left.
+fn clear(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(TrainerError::Io { what: "remove", path: folder.into(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends the files that a run resumes from to all ranks, which write them where they belong. A new run has none.
+fn copy_checkpoint(world: &World, folder: &Path, is_resumed: bool) -> Result<()> {
+    let is_source = world.rank() == 0;
+    let names = if is_source && is_resumed { resumed_files(folder) } else { Vec::new() };
+    let names = world.gather(names.join("\n").as_bytes())?.swap_remove(0);
+    let names = String::from_utf8_lossy(&names).into_owned();
+    for name in names.lines() {
+        let path = folder.join(name);
+        if is_source {
+            send_file(world, &path)?;
+        } else {
+            receive_file(world, &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The last checkpoint and what it is compared with, by their names in the run's folder.
+fn resumed_files(run: &Path) -> Vec<String> {
+    let kept = [folder::CONFIG, identity::INPUTS].map(str::to_owned);
+    let checkpoint = checkpoint::latest(run);
+    let files = checkpoint.iter().flat_map(|checkpoint| {
+        let listed = fs::read_dir(run.join(checkpoint)).into_iter().flatten().flatten();
+        listed.map(|entry| checkpoint.join(entry.file_name()).to_string_lossy().into_owned())
+    });
+    kept.into_iter().chain(files).filter(|name| run.join(name).is_file()).collect()
+}
+
+/// Its length, then its bytes in pieces.
+fn send_file(world: &World, path: &Path) -> Result<()> {
+    let failed = |source| TrainerError::Io { what: "read", path: path.into(), source };
+    let mut file = fs::File::open(path).map_err(failed)?;
+    let mut left = file.metadata().map_err(failed)?.len();
+    world.broadcast(&mut left.to_le_bytes(), 0)?;
+    while left > 0 {
+        let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
+        file.read_exact(&mut piece).map_err(failed)?;
+        world.broadcast(&mut piece, 0)?;
+        left -= piece.len() as u64;
+    }
+    Ok(())
+}
+
+fn receive_file(world: &World, path: &Path) -> Result<()> {
+    let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
+    let mut left = [0; 8];
+    world.broadcast(&mut left, 0)?;
+    let mut left = u64::from_le_bytes(left);
+    fs::create_dir_all(path.parent().unwrap_or(path)).map_err(failed)?;
+    let mut file = AtomicFile::create(path)?;
+    while left > 0 {
+        let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
+        world.broadcast(&mut piece, 0)?;
+        file.write_all(&piece).map_err(failed)?;
+        left -= piece.len() as u64;
+    }
+    file.commit()?;
+    Ok(())
+}
