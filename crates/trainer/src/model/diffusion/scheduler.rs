@@ -173,7 +173,8 @@ impl FlowMatchScheduler {
             self.linspace(steps).map(|sigma| shifted(shift, sigma)).collect();
         if let (Some(terminal), Some(last)) = (self.shift_terminal, sigmas.last().copied()) {
             let stretch = (1.0 - last) / (1.0 - terminal);
-            for sigma in &mut sigmas {
+            // A single step begins at 1 and has no last sigma to stretch.
+            for sigma in sigmas.iter_mut().filter(|sigma| **sigma < 1.0) {
                 *sigma = 1.0 - (1.0 - *sigma) / stretch;
             }
         }
@@ -342,6 +343,14 @@ mod tests {
     }
 
     /// `tests/golden/schedules/schedules.json`: made with the pipelines' own schedulers, to six digits.
+    #[test]
+    fn a_single_step_goes_from_noise_to_the_image() {
+        let schedule = FlowMatchScheduler::dynamic(0.5, 0.9, 8192).with_terminal(0.02);
+        assert_eq!(schedule.sigmas(4096, 1), [1.0, 0.0]);
+        let two = schedule.sigmas(4096, 2);
+        assert!((two[1] - 0.02).abs() < 1e-6 && two[0] == 1.0, "{two:?}");
+    }
+
     #[test]
     fn sigmas_are_those_of_every_familys_sampler() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
