@@ -62,7 +62,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub(super) fn step(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<event::StepMetrics> {
         let (begun, launches) = (Instant::now(), self.device.launches());
         let mut accumulated = self.accumulate(ahead)?;
-        self.exchange(&mut accumulated.sums, begun)?;
+        self.exchange(&mut accumulated.sums)?;
         let ReducedStep { loss, norm } = self.reduce(&accumulated)?;
         self.check_layers()?;
         let learning_rate = self.apply(&norm)?;
@@ -86,7 +86,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Accumulates gradients of the step's batches. A retry begins at the step's first batch, with the same
     /// random numbers.
     fn accumulate(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
-        let (device, stop) = (self.device, self.events.cancel_token());
+        let (device, stop, begun) = (self.device, self.events.cancel_token(), Instant::now());
         let accumulated = self.with_fallback(|run| {
             let accumulated = device.cancellable(stop, || run.accumulate_once(ahead));
             if accumulated.is_err() {
@@ -94,7 +94,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             }
             accumulated
         });
-        self.agree_with_all(accumulated, ahead)
+        self.agree_with_all(accumulated, ahead, begun)
     }
 
     fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {

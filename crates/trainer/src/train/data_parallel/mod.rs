@@ -39,6 +39,8 @@ pub struct DataParallel<'a> {
     shares: Vec<usize>,
     /// Seconds of a sample by rank, as measured.
     sample_secs: Vec<Option<f64>>,
+    /// Of this one's part of the step, without waiting for others.
+    own_secs: f64,
 }
 
 /// How a rank's part of a step went.
@@ -82,7 +84,7 @@ impl<'a> DataParallel<'a> {
     pub fn new(world: &'a World, samples_per_step: usize) -> Self {
         let equal = vec![RankSpeed { fixed_secs: 0.0, unit_secs: 1.0 }; world.size()];
         let sample_secs = vec![None; world.size()];
-        Self { world, shares: shares(&equal, samples_per_step), sample_secs }
+        Self { world, shares: shares(&equal, samples_per_step), sample_secs, own_secs: 0.0 }
     }
 
     /// Whether this one writes the run's folder, evaluates and decides.
@@ -153,10 +155,15 @@ impl<'a> DataParallel<'a> {
         session.exchange_gradients(&|values| Ok(self.world.sum(values)?))
     }
 
+    /// How long this one took for its part of the step.
+    pub fn set_own_secs(&mut self, secs: f64) {
+        self.own_secs = secs;
+    }
+
     /// Learns how long every rank took for its part, and shares the next steps accordingly.
-    pub fn observe(&mut self, secs: f64) -> Result<()> {
+    pub fn share_by_speed(&mut self) -> Result<()> {
         let mut taken = vec![0.0; self.world.size()];
-        taken[self.world.rank()] = secs;
+        taken[self.world.rank()] = self.own_secs;
         self.world.sum(Values::F64(&mut taken))?;
         for ((known, secs), n) in self.sample_secs.iter_mut().zip(&taken).zip(&self.shares) {
             if *n > 0 {

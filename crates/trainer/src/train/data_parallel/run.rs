@@ -18,13 +18,17 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         own.start.saturating_sub(first).min(n)..own.end.saturating_sub(first).min(n)
     }
 
-    /// What was accumulated, if no rank gave the step up.
+    /// What was accumulated since `begun`, if no rank gave the step up.
     pub(in super::super) fn agree_with_all<T>(
         &mut self,
         accumulated: Result<T>,
         ahead: &mut PrefetchedBatches<D>,
+        begun: Instant,
     ) -> Result<T> {
-        let Some(parallel) = &self.parallel else { return accumulated };
+        let Some(parallel) = &mut self.parallel else { return accumulated };
+        self.device.synchronise()?;
+        // Before it waits for any other.
+        parallel.set_own_secs(begun.elapsed().as_secs_f64());
         let is_done_here = accumulated.is_ok();
         let agreed = parallel.agree(accumulated);
         if let (true, Err(error)) = (is_done_here, &agreed) {
@@ -37,11 +41,10 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         agreed
     }
 
-    /// Sums what every rank accumulated. A rank's seconds are those of its own part.
-    pub(in super::super) fn exchange(&mut self, sums: &mut LossSums, begun: Instant) -> Result<()> {
+    /// Sums what every rank accumulated.
+    pub(in super::super) fn exchange(&mut self, sums: &mut LossSums) -> Result<()> {
         let Some(parallel) = &mut self.parallel else { return Ok(()) };
-        self.device.synchronise()?;
-        parallel.observe(begun.elapsed().as_secs_f64())?;
+        parallel.share_by_speed()?;
         let mut losses = [sums.loss, sums.weight];
         parallel.sum(&mut losses, &mut self.session)?;
         [sums.loss, sums.weight] = losses;
