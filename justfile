@@ -23,3 +23,7 @@ sweep:
 # A thousand kills and disk faults at file operations of runs; prints a table.
 torture:
     cargo test --release --test hearth torture -- --ignored --nocapture
+
+# Readers of settings, tokenizers, templates, images, jobs and adapters against made-up files, a minute each.
+fuzz:
+    fuzz/run.sh 60
