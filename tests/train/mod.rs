@@ -15,7 +15,7 @@ mod screen;
 mod state;
 mod stop;
 mod targets;
-pub mod texts;
+mod texts;
 mod trouble;
 pub mod twin;
 

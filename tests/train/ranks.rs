@@ -32,27 +32,21 @@ fn launchers() -> Vec<&'static str> {
     found
 }
 
-/// So many ranks of `hearth` with these arguments on this computer, each with one thread.
-fn ranks(launcher: &str, n: usize, arguments: &[&str]) -> Command {
+/// So many ranks of a program on this computer.
+fn ranks(launcher: &str, n: usize) -> Command {
     let mut command = Command::new(launcher);
     command.args(["-n", &n.to_string()]);
-    if launcher != "mpirun.mpich" {
-        command.arg("--oversubscribe");
-    }
+    command.args((launcher != "mpirun.mpich").then_some("--oversubscribe"));
     // Containers run as root.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.arg(env!("CARGO_BIN_EXE_hearth")).args(arguments).args([
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]);
     command
 }
 
 fn trained(launcher: &str, n: usize, job: &Path, out: &Path, more: &[&str]) -> Output {
     let arguments = ["train", text(job), "--out", text(out), "--quiet"];
-    ranks(launcher, n, &[&arguments, more].concat()).output().unwrap()
+    let mut command = ranks(launcher, n);
+    command.arg(env!("CARGO_BIN_EXE_hearth")).args(arguments).args(more);
+    command.args(["--device", "cpu", "--threads", "1"]).output().unwrap()
 }
 
 fn check_losses(expected: &[f64], got: &[f64], what: &str) {
@@ -134,10 +128,7 @@ fn ranks_with_different_jobs_are_refused() {
     );
     fs::write(&script, line).unwrap();
     for launcher in launchers() {
-        let mut command = Command::new(launcher);
-        command.args(["-n", "2"]).args((launcher != "mpirun.mpich").then_some("--oversubscribe"));
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        let output = command.args(["sh", text(&script)]).output().unwrap();
+        let output = ranks(launcher, 2).args(["sh", text(&script)]).output().unwrap();
         let words = said(&output);
         assert!(!output.status.success(), "{launcher}");
         assert!(

@@ -117,21 +117,23 @@ impl<H: Copy> Calls<H> {
     }
 
     pub fn rank(&self) -> Result<usize> {
-        let mut rank = 0;
-        // SAFETY: the library is started; the number is written to a place of ours.
-        self.check("MPI_Comm_rank", unsafe {
-            (self.comm_rank)(self.handles.world, &raw mut rank)
-        })?;
-        Ok(rank as usize)
+        self.number("MPI_Comm_rank", self.comm_rank)
     }
 
     pub fn size(&self) -> Result<usize> {
-        let mut size = 0;
-        // SAFETY: as for the rank.
-        self.check("MPI_Comm_size", unsafe {
-            (self.comm_size)(self.handles.world, &raw mut size)
-        })?;
-        Ok(size as usize)
+        self.number("MPI_Comm_size", self.comm_size)
+    }
+
+    /// What a call says of the world.
+    fn number(
+        &self,
+        call: &'static str,
+        ask: unsafe extern "C" fn(H, *mut c_int) -> c_int,
+    ) -> Result<usize> {
+        let mut number = 0;
+        // SAFETY: the library is started; the number is written to a place of ours.
+        self.check(call, unsafe { ask(self.handles.world, &raw mut number) })?;
+        Ok(number as usize)
     }
 
     pub fn sum(&self, values: Values<'_>) -> Result<()> {

@@ -40,7 +40,7 @@ pub fn find(launched: Launched) -> Result<Mpi> {
 }
 
 /// Where it may be: beside the launcher, then where the system looks.
-pub fn candidates(launcher: Launcher) -> Vec<PathBuf> {
+fn candidates(launcher: Launcher) -> Vec<PathBuf> {
     let names = NAMES.iter().filter(|(of, _)| *of == launcher).flat_map(|(_, names)| *names);
     let beside = libraries_of_parents();
     let beside = names.clone().flat_map(|name| beside.iter().map(move |folder| folder.join(name)));

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 
 use self::calls::Calls;
-pub use self::find::{candidates, find};
+pub use self::find::find;
 use crate::error::Result;
 
 /// An MPI library, with its calls.

@@ -48,6 +48,11 @@ pub struct TrainConfig {
 }
 
 impl TrainConfig {
+    /// Samples of a step, in all of its batches.
+    pub fn samples_per_step(&self) -> usize {
+        self.batch_size * self.gradient_accumulation
+    }
+
     /// Steps that a run takes, if an epoch has so many batches.
     pub fn n_steps(&self, batches_per_epoch: u64) -> u64 {
         match self.length {

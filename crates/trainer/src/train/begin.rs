@@ -1,7 +1,5 @@
 //! The start of a run: the model is loaded, and restored from the last checkpoint.
 
-use std::collections::BTreeMap;
-
 use super::checkpoint::{Checkpoints, TrainProgress};
 use super::data_parallel::DataParallel;
 use super::device::{MeteredDevice, RunSetup};
@@ -16,25 +14,6 @@ use crate::event::{
 };
 use crate::task::session::Session;
 use crate::task::traits::{DataLoader, Task};
-
-/// What all ranks of a job must have in common.
-fn described(identity: &Identity, step: u64) -> BTreeMap<String, String> {
-    let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
-    let step = ("the step to resume at".into(), step.to_string());
-    identity.described().chain([version, step]).collect()
-}
-
-/// A fused backward pass has no gradients that could be summed.
-fn check_fused(config: &RunConfig) -> Result<()> {
-    if !config.train.fused_backward_pass {
-        return Ok(());
-    }
-    Err(TrainerError::Request {
-        problem: "a fused backward pass updates weights before ranks could sum their gradients"
-            .into(),
-        hint: "set train.fused_backward_pass = false, which takes more memory",
-    })
-}
 
 /// Loads the model and restores its state.
 pub(super) fn begin<'a, D: DataLoader>(
@@ -62,12 +41,8 @@ pub(super) fn begin<'a, D: DataLoader>(
     let restored = checkpoints.restore(&mut session, &identity, &tick, warn)?;
     let saved = restored.as_ref().and_then(TrainProgress::resumable_at);
     let progress = restored.unwrap_or_else(TrainProgress::before_first_step);
-    let samples_per_step = config.train.batch_size * config.train.gradient_accumulation;
-    let parallel = device_setup.world.map(|world| DataParallel::new(world, samples_per_step));
-    if let Some(parallel) = &parallel {
-        check_fused(config)?;
-        parallel.check_equal(&described(&identity, progress.step))?;
-    }
+    let join = |world| DataParallel::join(world, config, &identity, progress.step);
+    let parallel = device_setup.world.map(join).transpose()?;
     let total_steps = config.train.n_steps(loader.batches_per_epoch());
     if progress.step > total_steps {
         let (taken, path) = (progress.step, folder.path.clone());
@@ -89,7 +64,7 @@ pub(super) fn begin<'a, D: DataLoader>(
         held_out: loader.n_held_out(),
         layers: session.n_layers(),
         parameters: session.n_parameters(),
-        samples_per_step,
+        samples_per_step: config.train.samples_per_step(),
         phases: plan.phases.clone(),
         settings: plan.choice.to_string(),
         step_secs: plan.step_secs,

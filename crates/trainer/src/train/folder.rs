@@ -12,6 +12,7 @@
 //!   samples/           step-000100-1.png: the first prompt after 100 steps
 //!   adapter/           the adapter, for every program that was asked for; or
 //!   model/             the model, after a full fine-tune
+//!   ranks/             logs of the other ranks, see `data_parallel/`
 //!   README.md          the model card
 //!   report.html        how it went, on one page
 //! ```

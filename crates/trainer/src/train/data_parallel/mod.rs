@@ -16,12 +16,14 @@ use std::ops::Range;
 
 use cluster::World;
 use cluster::mpi::Values;
-use cluster::share::{RankSpeed, shares, step_secs};
+use cluster::share::{shares, step_secs};
 use serde::{Deserialize, Serialize};
 use weights::WeightsError;
 
 pub use self::folder::open_folder;
 use super::checkpoint::TrainProgress;
+use super::identity::Identity;
+use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::EndReason;
 use crate::task::session::Session;
@@ -79,12 +81,34 @@ pub fn first_rank_first<T>(
     Ok(prepared)
 }
 
+/// A fused backward pass has no gradients that could be summed.
+fn check_fused(config: &RunConfig) -> Result<()> {
+    if !config.train.fused_backward_pass {
+        return Ok(());
+    }
+    Err(TrainerError::Request {
+        problem: "a fused backward pass updates weights before ranks could sum their gradients"
+            .into(),
+        hint: "set train.fused_backward_pass = false, which takes more memory",
+    })
+}
+
 impl<'a> DataParallel<'a> {
-    /// All ranks begin with as many samples of a step.
-    pub fn new(world: &'a World, samples_per_step: usize) -> Self {
-        let equal = vec![RankSpeed { fixed_secs: 0.0, unit_secs: 1.0 }; world.size()];
+    /// Joins the other ranks of a job, if all were given the same. They begin with as many samples of a step each.
+    pub fn join(
+        world: &'a World,
+        config: &RunConfig,
+        identity: &Identity,
+        step: u64,
+    ) -> Result<Self> {
+        check_fused(config)?;
+        let equal = shares(&vec![1.0; world.size()], config.train.samples_per_step());
         let sample_secs = vec![None; world.size()];
-        Self { world, shares: shares(&equal, samples_per_step), sample_secs, own_secs: 0.0 }
+        let joined = Self { world, shares: equal, sample_secs, own_secs: 0.0 };
+        let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
+        let step = ("the step to resume at".into(), step.to_string());
+        joined.check_equal(&identity.described().chain([version, step]).collect())?;
+        Ok(joined)
     }
 
     /// Whether this one writes the run's folder, evaluates and decides.
@@ -100,7 +124,7 @@ impl<'a> DataParallel<'a> {
     }
 
     /// Fails unless all ranks say the same of each thing.
-    pub fn check_equal(&self, job: &BTreeMap<String, String>) -> Result<()> {
+    fn check_equal(&self, job: &BTreeMap<String, String>) -> Result<()> {
         let text = serde_json::to_vec(job).expect("it is plain JSON");
         let jobs: Vec<BTreeMap<String, String>> = self
             .world
@@ -177,13 +201,11 @@ impl<'a> DataParallel<'a> {
 
     /// All ranks do so from the same numbers.
     fn share_anew(&mut self) {
-        let speed =
-            |secs: &Option<f64>| secs.map(|unit_secs| RankSpeed { fixed_secs: 0.0, unit_secs });
-        let Some(speeds) = self.sample_secs.iter().map(speed).collect::<Option<Vec<_>>>() else {
+        let Some(secs) = self.sample_secs.iter().copied().collect::<Option<Vec<f64>>>() else {
             return;
         };
-        let better = shares(&speeds, self.shares.iter().sum());
-        if step_secs(&speeds, &self.shares) > GAIN * step_secs(&speeds, &better) {
+        let better = shares(&secs, self.shares.iter().sum());
+        if step_secs(&secs, &self.shares) > GAIN * step_secs(&secs, &better) {
             self.shares = better;
         }
     }
