@@ -20,10 +20,10 @@ size:
 sweep:
     cargo test --release --test hearth -- --ignored
 
-# A thousand kills and disk faults at file operations of runs; prints a table.
+# A thousand kills and a thousand disk faults at file operations of runs and commands; prints a table.
 torture:
     cargo test --release --test hearth torture -- --ignored --nocapture
 
-# Readers of settings, tokenizers, templates, images, jobs and adapters against made-up files, a minute each.
+# Every reader of files from strangers against made-up files, a minute each, side by side; prints a table.
 fuzz:
     fuzz/run.sh 60

@@ -326,6 +326,11 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// How far the run is that a checkpoint is of, if every checksum matches.
+pub fn read_progress(folder: &Path) -> Result<TrainProgress> {
+    Ok(read_metadata(folder, &|_| true)?.progress)
+}
+
 /// The metadata of a checkpoint whose checksums match.
 fn read_metadata(folder: &Path, tick: BytesDoneFn<'_>) -> Result<CheckpointMetadata> {
     let wrong = |problem: String| TrainerError::Checkpoint { problem, path: folder.into() };

@@ -1,18 +1,16 @@
 //! Any text as a chat template, run apart as `hearth` runs it: an answer, or an error, and soon. The program to run is
 //! in HEARTH; without it there is nothing to test.
 
-#![no_main]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Once;
 
-use libfuzzer_sys::fuzz_target;
 use trainer::text::chat::{ChatTemplate, Message, render_apart};
 
 static PROGRAM: Once = Once::new();
 
-fuzz_target!(|source: &str| {
+pub fn read(bytes: &[u8]) {
+    let Ok(source) = str::from_utf8(bytes) else { return };
     PROGRAM.call_once(|| {
         render_apart(std::env::var_os("HEARTH").expect("HEARTH is the program").into());
     });
@@ -24,4 +22,4 @@ fuzz_target!(|source: &str| {
             conversation.answers.iter().all(|range| conversation.text.get(range.clone()).is_some())
         );
     }
-});
+}

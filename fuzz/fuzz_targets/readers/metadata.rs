@@ -1,17 +1,14 @@
 //! Captions and metadata in a folder of one image: JSON lines, a table, or a caption, by the first byte.
 
-#![no_main]
-
 use std::fs;
 
-use libfuzzer_sys::fuzz_target;
 use trainer::data::{MediaKinds, scan};
 
-const IMAGE: &[u8] = include_bytes!("../seeds/pixel.png");
+const IMAGE: &[u8] = include_bytes!("../../seeds/pixel.png");
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn read(bytes: &[u8]) {
     let Some((kind, content)) = bytes.split_first() else { return };
-    let folder = std::env::temp_dir().join(format!("hearth-fuzz-{}", std::process::id()));
+    let folder = crate::place("metadata");
     fs::create_dir_all(&folder).expect("the temporary folder can be written to");
     let names = ["metadata.jsonl", "metadata.csv", "a.txt"];
     for (at, name) in names.iter().enumerate() {
@@ -20,4 +17,4 @@ fuzz_target!(|bytes: &[u8]| {
     }
     fs::write(folder.join("a.png"), IMAGE).expect("it can be written");
     _ = scan(&folder, &[], MediaKinds::Images, &|_| true);
-});
+}

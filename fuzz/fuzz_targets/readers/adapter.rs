@@ -1,12 +1,9 @@
 //! Any bytes as an adapter of an image or a language model, of every program: it is refused, or every layer gets what
 //! fits it.
 
-#![no_main]
-
 use std::fs;
 use std::sync::LazyLock;
 
-use libfuzzer_sys::fuzz_target;
 use trainer::model::adapter::read::{AdapterFile, Component, TargetModule};
 use trainer::model::build::tensor_specs;
 use trainer::model::diffusion::denoiser::DenoiserConfig;
@@ -14,14 +11,15 @@ use trainer::model::diffusion::family::DiffusionFamily;
 use trainer::model::llama::Llama;
 use trainer::model::llama::preset::LlamaPreset;
 
+const SD3_CONFIG: &str =
+    include_str!("../../../tests/golden/sd3/pipeline/transformer/config.json");
+
 /// The layers of the two models, the first those that `tests/golden/sd3/adapters` are for.
 static MODULES: LazyLock<[(Component, Vec<TargetModule>); 2]> = LazyLock::new(|| {
-    let golden = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../tests/golden/sd3/pipeline/transformer/config.json"
-    );
+    let config = crate::place("transformer.json");
+    fs::write(&config, SD3_CONFIG).expect("the temporary folder is there");
     let family = DiffusionFamily::of_transformer("SD3Transformer2DModel").expect("it is known");
-    let sd3 = DenoiserConfig::read(family, golden.as_ref()).expect("it is whole");
+    let sd3 = DenoiserConfig::read(family, &config).expect("it is whole");
     let specs = sd3.tensor_specs().expect("it is small");
     let image = TargetModule::from_specs(&specs, |module| sd3.adapter_layouts(module));
     let llama = LlamaPreset::Tiny.config(300);
@@ -30,8 +28,8 @@ static MODULES: LazyLock<[(Component, Vec<TargetModule>); 2]> = LazyLock::new(||
     [(Component::Transformer, image), (Component::Language, language)]
 });
 
-fuzz_target!(|bytes: &[u8]| {
-    let path = std::env::temp_dir().join(format!("hearth-fuzz-{}.safetensors", std::process::id()));
+pub fn read(bytes: &[u8]) {
+    let path = crate::place("adapter.safetensors");
     fs::write(&path, bytes).expect("the temporary folder is there");
     for (component, modules) in &*MODULES {
         let Ok(mut file) = AdapterFile::open(&path) else { return };
@@ -40,4 +38,4 @@ fuzz_target!(|bytes: &[u8]| {
             _ = file.check_all_taken();
         }
     }
-});
+}

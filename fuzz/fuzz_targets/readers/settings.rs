@@ -1,10 +1,7 @@
 //! Any bytes as the `config.json` of every kind of model: no panic, and no more tensors than a model can have.
 
-#![no_main]
-
 use std::fs;
 
-use libfuzzer_sys::fuzz_target;
 use trainer::model::build::tensor_specs;
 use trainer::model::config::read_checked;
 use trainer::model::diffusion::denoiser::{DenoiserConfig, FAMILIES};
@@ -14,8 +11,8 @@ use trainer::model::encoder::t5::{T5Config, T5Encoder};
 use trainer::model::llama::{Llama, LlamaConfig};
 use trainer::model::vae::VaeConfig;
 
-fuzz_target!(|bytes: &[u8]| {
-    let path = std::env::temp_dir().join(format!("hearth-fuzz-{}.json", std::process::id()));
+pub fn read(bytes: &[u8]) {
+    let path = crate::place("settings.json");
     fs::write(&path, bytes).expect("the temporary folder is there");
     for family in FAMILIES {
         if let Ok(config) = DenoiserConfig::read(family, &path) {
@@ -39,4 +36,4 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(config) = read_checked(&path, Qwen25VlConfig::check) {
         _ = tensor_specs(|build| Qwen25VlEncoder::new(&config, build));
     }
-});
+}
