@@ -42,13 +42,19 @@ mod weights;
 mod words;
 mod workload;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+/// The folder of the package: where the test runner says, else where it was built. What is built here can be run elsewhere.
+fn package() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into()).into()
+}
 
 /// `hearth` with these arguments. They run on the CPU unless they say otherwise: tests expect its
 /// numbers, also on a computer with a card.
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    let built = || env!("CARGO_BIN_EXE_hearth").into();
+    let mut command = Command::new(std::env::var_os("CARGO_BIN_EXE_hearth").unwrap_or_else(built));
     command.args(arguments);
     let computes = ["cache", "demo", "plan", "sample", "train", "verify"];
     let is_typed = ["--device", "--machine"].iter().any(|key| arguments.contains(key));

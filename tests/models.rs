@@ -36,10 +36,10 @@ use trainer::verify::relative_error;
 
 use weights::Catalog;
 
-use crate::{hearth, printed, said, text};
+use crate::{hearth, package, printed, said, text};
 
 pub fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3")
+    package().join("../../tests/golden/sd3")
 }
 
 pub fn at(path: &str) -> String {

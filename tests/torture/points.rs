@@ -19,7 +19,7 @@ pub struct Operation {
 pub struct Fault {
     kind: &'static str,
     at: usize,
-    phase: &'static str,
+    operation: Operation,
 }
 
 const OPERATIONS: [&str; 10] =
@@ -37,14 +37,29 @@ const KINDS: [(&str, &[&str]); 8] = [
     ("eintr", &["create", "open", "read", "write", "sync", "truncate"]),
 ];
 
-/// In the order of a run.
-const PHASES: [&str; 8] =
-    ["begin", "encode", "train", "validate", "sample", "save", "export", "report"];
+/// In the order of a run; then the commands.
+const PHASES: [&str; 10] = [
+    "begin",
+    "encode",
+    "train",
+    "validate",
+    "sample",
+    "save",
+    "export",
+    "report",
+    "hearth export",
+    "hearth sample",
+];
 
 impl Fault {
     /// Whether it ends the process.
     pub fn is_kill(self) -> bool {
-        ["kill", "torn"].contains(&self.kind)
+        is_kill(self.kind)
+    }
+
+    /// Whether files may be left that were not complete: of who was killed, or could not remove them.
+    pub fn may_leave_staging(self) -> bool {
+        self.is_kill() || self.operation.name == "remove"
     }
 
     /// That what was encoded is put aside only where the disk cannot read it.
@@ -67,14 +82,29 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The shim's log, by line: an operation, the path in the run's folder, and the start of what is written.
-pub fn read_log(log: &str) -> Vec<Operation> {
+fn is_kill(kind: &str) -> bool {
+    ["kill", "torn"].contains(&kind)
+}
+
+/// The row of a command in the table, by its words.
+pub fn phase_of_command(words: &str) -> &'static str {
+    let is_named =
+        |phase: &&&str| phase.strip_prefix("hearth ").is_some_and(|verb| words.starts_with(verb));
+    PHASES.iter().find(is_named).expect("it has a row")
+}
+
+/// The shim's log, by line: an operation, the path in the run's folder, and the start of what is written. All of a
+/// command are in one phase.
+pub fn read_log(log: &str, of_command: Option<&'static str>) -> Vec<Operation> {
     // Of events, whose file belongs to every phase.
     let mut last = "begin";
     let operation = |line: &str| {
         let mut parts = line.split('\t');
         let [name, path, start] = [(); 3].map(|()| parts.next().unwrap_or_default());
         let name = OPERATIONS.iter().find(|known| **known == name).expect("the shim names it so");
+        if let Some(phase) = of_command {
+            return Operation { name, phase };
+        }
         if path.starts_with("/events.jsonl") {
             last = phase_of_event(start).unwrap_or(last);
             return Operation { name, phase: if *name == "read" { "report" } else { last } };
@@ -115,6 +145,7 @@ fn phase_of_event(line: &str) -> Option<&'static str> {
 }
 
 /// Random numbers, by Steele's splitmix64.
+#[derive(Clone)]
 pub struct Random(pub u64);
 
 impl Random {
@@ -126,14 +157,20 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    /// Others, which do not depend on how many are drawn here.
+    pub fn fork(&mut self) -> Self {
+        Self(self.next())
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// A fault of any kind at one of the operations that it can meet; each phase is as likely, however many operations
-    /// it has.
-    pub fn fault(&mut self, operations: &[Operation]) -> Fault {
-        let (kind, meets) = KINDS[self.below(KINDS.len())];
+    /// A kill or another fault, at one of the operations that it can meet; each phase is as likely, however many
+    /// operations it has.
+    pub fn fault(&mut self, operations: &[Operation], is_killed: bool) -> Fault {
+        let kinds: Vec<_> = KINDS.iter().filter(|(kind, _)| is_kill(kind) == is_killed).collect();
+        let (kind, meets) = kinds[self.below(kinds.len())];
         let mut by_phase = BTreeMap::<&str, Vec<usize>>::new();
         for (index, operation) in operations.iter().enumerate() {
             if meets.contains(&operation.name) {
@@ -143,7 +180,7 @@ impl Random {
         let phases: Vec<_> = by_phase.into_values().collect();
         let among = &phases[self.below(phases.len())];
         let index = among[self.below(among.len())];
-        Fault { kind, at: index + 1, phase: operations[index].phase }
+        Fault { kind, at: index + 1, operation: operations[index] }
     }
 }
 
@@ -170,12 +207,13 @@ impl Results {
         if held == Ok(false) {
             return;
         }
-        let [points, n_held] = self.counts.entry((fault.phase, fault.kind)).or_default();
+        let [points, n_held] = self.counts.entry((fault.operation.phase, fault.kind)).or_default();
         *points += 1;
         *n_held += usize::from(held.is_ok());
         if let Err(problem) = held {
-            println!("{fault} ({}): {problem}", fault.phase);
-            self.broken.push(format!("{fault} ({}): {problem}", fault.phase));
+            let broken = format!("{fault} ({}): {problem}", fault.operation.phase);
+            println!("{broken}");
+            self.broken.push(broken);
         }
     }
 
@@ -208,6 +246,11 @@ impl fmt::Display for Results {
             writeln!(f, " {} | {} |", row[0], row[1])?;
             all = [all[0] + row[0], all[1] + row[1]];
         }
-        write!(f, "| all |{} {} | {} |", " |".repeat(KINDS.len()), all[0], all[1])
+        writeln!(f, "| all |{} {} | {} |", " |".repeat(KINDS.len()), all[0], all[1])?;
+        let of = |is_killed: bool| -> usize {
+            let counted = self.counts.iter().filter(|((_, kind), _)| is_kill(kind) == is_killed);
+            counted.map(|(_, [points, _])| points).sum()
+        };
+        write!(f, "{} kills, {} disk faults", of(true), of(false))
     }
 }

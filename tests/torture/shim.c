@@ -6,12 +6,14 @@
  *                  full fails all from there on that need space
  *   TORTURE_LOG    a file that gets a line for every operation: its name, the path and the start of what is written
  *   TORTURE_MET    a file that is made when an operation is failed
+ *   TORTURE_THREADS    how many threads can be made
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -210,4 +212,12 @@ int mkdir(const char *path, mode_t mode) {
 int fchmod(int fd, mode_t mode) {
     FAIL_IF(meets_at("chmod", CHANGES, fd, 0, "", 0));
     return REAL(fchmod)(fd, mode);
+}
+
+/* From the limit on the system has no more threads, as where `ulimit -u` is reached. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+    static atomic_long made;
+    const char *most = getenv("TORTURE_THREADS");
+    if (most && ++made > atol(most)) return EAGAIN;
+    return REAL(pthread_create)(thread, attributes, start, argument);
 }

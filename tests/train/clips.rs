@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::twin::{self, OF_FLUX_ADAPTER};
 use super::{Job, Running, events, losses, trained};
 use crate::models::copy_folder;
-use crate::{hearth, printed, said, text};
+use crate::{hearth, package, printed, said, text};
 
 fn golden(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
+    package().join("../../tests/golden").join(path)
 }
 
 /// Where the reference training is.

@@ -4,9 +4,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 pub use blake3::{Hash, Hasher};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::BytesDoneFn;
@@ -25,7 +27,7 @@ pub fn checksum(path: &Path, tick: BytesDoneFn<'_>) -> Result<Hash> {
     while offset < disk.len() {
         let block = &mut buffer[..(disk.len() - offset).min(BLOCK_BYTES as u64) as usize];
         disk.read(offset, block, &mut scratch)?;
-        hasher.update_rayon(block);
+        update(&mut hasher, block);
         offset += block.len() as u64;
         if !tick(block.len() as u64) {
             return Err(WeightsError::Cancelled);
@@ -33,6 +35,16 @@ pub fn checksum(path: &Path, tick: BytesDoneFn<'_>) -> Result<Hash> {
     }
     disk.check_unchanged()?;
     Ok(hasher.finalize())
+}
+
+/// By several threads, or by this one where the system gives no more: rayon's own pool would panic then.
+fn update(hasher: &mut Hasher, block: &[u8]) {
+    static POOL: LazyLock<Option<ThreadPool>> =
+        LazyLock::new(|| ThreadPoolBuilder::new().build().ok());
+    match &*POOL {
+        Some(pool) => pool.install(|| _ = hasher.update_rayon(block)),
+        None => _ = hasher.update(block),
+    }
 }
 
 /// What changes when a file is written to or replaced.

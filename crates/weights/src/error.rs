@@ -201,6 +201,9 @@ pub fn io_hint(error: &io::Error) -> &'static str {
         io::ErrorKind::AlreadyExists | io::ErrorKind::InvalidInput => {
             "choose another name, or remove what is there"
         }
+        io::ErrorKind::WouldBlock => {
+            "the system gives no more threads: close other programs, or raise `ulimit -u`"
+        }
         _ => "check the disk and the file system",
     }
 }

@@ -11,6 +11,7 @@ pub mod copy;
 mod disk;
 pub mod dtype;
 pub mod error;
+pub mod folder;
 pub mod gguf;
 pub mod load;
 pub mod mmap;

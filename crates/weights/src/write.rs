@@ -9,7 +9,6 @@
 //! since nobody holds its lock. Where names do not come again, [`remove_partial_files`] removes them.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
@@ -39,21 +38,19 @@ impl AtomicFile {
     /// Begins a file; what has that name now stays as it is until the commit.
     pub fn create(path: &Path) -> Result<Self> {
         let io = |source| WeightsError::io("write", path, source);
-        let name = path.file_name().ok_or_else(|| io(io::ErrorKind::IsADirectory.into()))?;
-        if path.is_dir() {
+        if path.file_name().is_none() || path.is_dir() {
             return Err(io(io::ErrorKind::IsADirectory.into()));
         }
-        remove_stale(path, name);
-        let (staging, file) = begin_staging(path).map_err(io)?;
-        let stream = DirectWriter::begin(&staging, file.try_clone().map_err(io)?);
-        Ok(Self {
-            file,
-            writer: stream,
-            staging,
-            path: path.into(),
-            hasher: None,
-            committed: false,
-        })
+        remove_stale(path);
+        let new_file =
+            |staging: &Path| OpenOptions::new().write(true).create_new(true).open(staging);
+        let (staging, file) = begin_staging(path, new_file).map_err(io)?;
+        let writer = file.try_clone().and_then(|own| DirectWriter::begin(&staging, own));
+        let writer = writer.map_err(|error| {
+            _ = fs::remove_file(&staging);
+            io(error)
+        })?;
+        Ok(Self { file, writer, staging, path: path.into(), hasher: None, committed: false })
     }
 
     /// Counts a checksum along the way.
@@ -109,14 +106,16 @@ pub fn staging_path(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{number}.partial"))
 }
 
-/// A new file under such a name, locked.
-fn begin_staging(path: &Path) -> io::Result<(PathBuf, File)> {
+/// A new file or folder under such a name, locked.
+pub(crate) fn begin_staging(
+    path: &Path,
+    create_new: impl Fn(&Path) -> io::Result<File>,
+) -> io::Result<(PathBuf, File)> {
     /// Chosen: more than there are programs that would take the same name by chance.
     const ATTEMPTS: usize = 9;
     for _ in 0..ATTEMPTS {
         let staging = staging_path(path);
-        let mut options = OpenOptions::new();
-        let file = match options.write(true).create_new(true).open(&staging) {
+        let file = match create_new(&staging) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             opened => opened?,
         };
@@ -149,8 +148,9 @@ pub fn copy_whole(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn remove_stale(path: &Path, name: &OsStr) {
-    let start = format!(".{}.", name.to_string_lossy());
+/// Removes what writers that were killed left of a file or folder.
+pub(crate) fn remove_stale(path: &Path) {
+    let start = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
     remove_abandoned(parent(path), |found, _| found.starts_with(&start));
 }
 
@@ -162,7 +162,7 @@ pub fn remove_partial_files(folder: &Path) {
     remove_abandoned(folder, |_, age| age > ABANDONED);
 }
 
-/// Removes partial files that nobody has locked, of those that `is_meant` by name and age.
+/// Removes partial files and folders that nobody has locked, of those that `is_meant` by name and age.
 fn remove_abandoned(folder: &Path, is_meant: impl Fn(&str, Duration) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
@@ -174,10 +174,17 @@ fn remove_abandoned(folder: &Path, is_meant: impl Fn(&str, Duration) -> bool) {
         if !is_partial || !is_meant(&found, age) {
             continue;
         }
-        let opened = open_own(&entry.path(), OpenOptions::new().read(true));
+        let path = entry.path();
+        // Not through a link.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let opened = if is_folder {
+            File::open(&path)
+        } else {
+            open_own(&path, OpenOptions::new().read(true))
+        };
         // Held until it is removed.
         if let Some(_lock) = opened.ok().filter(|file| file.try_lock().is_ok()) {
-            _ = fs::remove_file(entry.path());
+            _ = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
     }
 }
@@ -214,7 +221,7 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(parent(path))?.sync_all()
 }
 
-fn parent(path: &Path) -> &Path {
+pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

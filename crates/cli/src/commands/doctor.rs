@@ -231,7 +231,7 @@ fn wakes(seen: &Diagnosis) -> Result<Receiver<WatchWake>, Failure> {
     let interrupted = sender.clone();
     let relay =
         move || while sampler.next().is_some_and(|_| sender.send(WatchWake::Reading).is_ok()) {};
-    std::thread::spawn(relay);
+    std::thread::Builder::new().spawn(relay)?;
     interrupt::on_first(move || _ = interrupted.send(WatchWake::Interrupt))?;
     Ok(receiver)
 }

@@ -26,6 +26,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use weights::WeightsError;
+use weights::folder::fill_folder;
 use weights::safetensors::OutputTensor;
 use weights::write::{write_file, write_whole};
 
@@ -155,16 +156,14 @@ fn write(
     };
     let beside = path.parent().unwrap_or(folder);
     let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
-    fs::create_dir_all(beside).map_err(failed)?;
-    if format == AdapterFormat::Peft {
-        let config = settings::peft(parts, base.tensors);
-        write_whole(&peft.join(PEFT_CONFIG), config.as_bytes())?;
-    }
-    save(
-        &path,
-        &settings::header(parts, format, base.family.map(|family| &family.export)),
-        &tensors,
-    )?;
+    fill_folder(beside, failed, || {
+        if format == AdapterFormat::Peft {
+            let config = settings::peft(parts, base.tensors);
+            write_whole(&peft.join(PEFT_CONFIG), config.as_bytes())?;
+        }
+        let family = base.family.map(|family| &family.export);
+        save(&path, &settings::header(parts, format, family), &tensors)
+    })?;
     Ok(result)
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use weights::folder::AtomicFolder;
 use weights::load::load_f32;
-use weights::write::{copy_whole, replace_folder};
+use weights::write::copy_whole;
 use weights::{FileDtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
@@ -39,14 +40,10 @@ pub fn write(
 /// Fills a folder beside `out`, and then renames it. What an earlier attempt left there is removed, and so is this
 /// one's if it fails.
 pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let staging = out.with_file_name(format!(".{name}.partial"));
     let failed = |source| TrainerError::Io { what: "write", path: out.into(), source };
-    if staging.exists() {
-        fs::remove_dir_all(&staging).map_err(failed)?;
-    }
-    fill(&staging).inspect_err(|_| _ = fs::remove_dir_all(&staging))?;
-    replace_folder(&staging, out).map_err(failed)
+    let folder = AtomicFolder::create(out).map_err(failed)?;
+    fill(folder.path())?;
+    folder.commit().map_err(failed)
 }
 
 fn write_transformer(

@@ -8,6 +8,7 @@ use std::thread;
 
 use image::ImageEncoder;
 use image::codecs::webp::WebPEncoder;
+use weights::folder::fill_folder;
 use weights::write::AtomicFile;
 
 use super::Image;
@@ -106,11 +107,16 @@ pub fn write(path: &Path, clip: &Clip) -> Result<()> {
 
 /// Writes every frame into a folder, as `0001.png` and so on.
 pub fn write_frames(folder: &Path, clip: &Clip, texts: &[(&str, String)]) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
-    for (frame, number) in clip.frames.iter().zip(1..) {
-        image_file::write(&folder.join(format!("{number:04}.png")), frame, texts)?;
-    }
-    Ok(())
+    fill_folder(
+        folder,
+        |source| failed(folder, source),
+        || {
+            let mut numbered = clip.frames.iter().zip(1..);
+            numbered.try_for_each(|(frame, number)| {
+                image_file::write(&folder.join(format!("{number:04}.png")), frame, texts)
+            })
+        },
+    )
 }
 
 /// Writes the clip as MP4 beside its file where `ffmpeg` is installed and can; its path.

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use super::{ALIGNMENT, AlignedBuffer, system};
 
@@ -31,8 +31,8 @@ struct WriteBlock {
 }
 
 impl DirectWriter {
-    /// Begins to write to a new, empty file.
-    pub fn begin(path: &Path, file: File) -> Self {
+    /// Begins to write to a new, empty file. Fails where the system gives no thread.
+    pub fn begin(path: &Path, file: File) -> io::Result<Self> {
         // File systems without direct writes are written through the cache.
         let direct = system::create_direct(path).ok();
         let (full, to_write) = sync_channel::<WriteBlock>(BLOCKS);
@@ -40,7 +40,7 @@ impl DirectWriter {
         for _ in 1..BLOCKS {
             give_back.send(WriteBlock::new()).expect("the receiver is held below");
         }
-        let writer = std::thread::spawn(move || {
+        let writer = Builder::new().spawn(move || {
             for mut block in to_write {
                 block.write(&file, direct.as_ref())?;
                 block.filled = 0;
@@ -48,14 +48,14 @@ impl DirectWriter {
                 _ = give_back.send(block);
             }
             Ok(())
-        });
-        Self {
+        })?;
+        Ok(Self {
             full: Some(full),
             empty,
             writer: Some(writer),
             current: Some(WriteBlock::new()),
             offset: 0,
-        }
+        })
     }
 
     /// Waits until everything is written; the caller syncs.
@@ -147,7 +147,7 @@ mod tests {
         {
             let path = folder.path().join(length.to_string());
             let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
-            let mut stream = DirectWriter::begin(&path, File::create(&path).unwrap());
+            let mut stream = DirectWriter::begin(&path, File::create(&path).unwrap()).unwrap();
             for chunk in bytes.chunks(1_000_003) {
                 stream.write_all(chunk).unwrap();
             }
@@ -160,10 +160,12 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error_of_the_writer() {
         let path = Path::new("/dev/full");
-        let mut stream = DirectWriter::begin(path, File::options().write(true).open(path).unwrap());
+        let begin =
+            || DirectWriter::begin(path, File::options().write(true).open(path).unwrap()).unwrap();
+        let mut stream = begin();
         let error = stream.write_all(&vec![0; 10 * BLOCK_BYTES]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
-        let mut short = DirectWriter::begin(path, File::options().write(true).open(path).unwrap());
+        let mut short = begin();
         short.write_all(b"few").unwrap();
         assert_eq!(short.finish().unwrap_err().kind(), ErrorKind::StorageFull);
     }

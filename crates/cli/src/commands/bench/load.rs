@@ -8,6 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::Builder;
 use std::time::Instant;
 
 use compute::{DeviceKind, fill_all};
@@ -304,10 +305,11 @@ fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
     let half = target.len().div_ceil(machine::cores::compute_threads()).next_multiple_of(BLOCK);
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        for (to, from) in target.chunks_mut(half).zip(source.chunks(half)) {
-            scope.spawn(|| to.copy_from_slice(from));
-        }
-    });
+        let mut halves = target.chunks_mut(half).zip(source.chunks(half));
+        halves.try_for_each(|(to, from)| {
+            Builder::new().spawn_scoped(scope, || to.copy_from_slice(from)).map(drop)
+        })
+    })?;
     Ok(begun.elapsed().as_secs_f64())
 }
 
@@ -317,22 +319,19 @@ fn time_raw(path: &Path) -> Result<f64, Failure> {
     let bytes = file.metadata()?.len();
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..4_u64)
-            .map(|first| {
-                scope.spawn({
-                    let file = &file;
-                    move || {
-                        let mut buffer = vec![0; BLOCK];
-                        let mut offset = first * BLOCK as u64;
-                        while offset < bytes {
-                            file.read_at(&mut buffer, offset)?;
-                            offset += 4 * BLOCK as u64;
-                        }
-                        Ok::<_, std::io::Error>(())
-                    }
-                })
+        let start = |first: u64| {
+            let file = &file;
+            Builder::new().spawn_scoped(scope, move || {
+                let mut buffer = vec![0; BLOCK];
+                let mut offset = first * BLOCK as u64;
+                while offset < bytes {
+                    file.read_at(&mut buffer, offset)?;
+                    offset += 4 * BLOCK as u64;
+                }
+                Ok::<_, std::io::Error>(())
             })
-            .collect();
+        };
+        let readers = (0..4).map(start).collect::<Result<Vec<_>, _>>()?;
         readers.into_iter().try_for_each(|reader| reader.join().expect("a reader does not panic"))
     })?;
     Ok(begun.elapsed().as_secs_f64())

@@ -3,13 +3,13 @@
 //! the target, read back, compared, and then renamed: a full disk or a kill leaves no half model.
 //!
 //! ```text
-//! OUT.partial/                            while it is written; OUT after the check
+//! .OUT.NUMBER.partial/                    while it is written; OUT after the check
 //!   model_index.json, vae/, tokenizer*/   as in the base
 //!   transformer/                          config as in the base, weights with the adapter in them,
 //!                                         in as many files as the base has
 //!   text_encoder*/                        likewise, if the adapter has a part for them
-//! OUT.partial/NAME.safetensors            if the base is one checkpoint file
-//! OUT.partial/                            of a language model: weights with the adapter in them, in as
+//! .OUT.NUMBER.partial/NAME.safetensors    if the base is one checkpoint file
+//! .OUT.NUMBER.partial/                    of a language model: weights with the adapter in them, in as
 //!                                         many files as the base has; all else as in the base
 //! ```
 //!
@@ -26,6 +26,7 @@ use std::io;
 use std::path::{self, Path, PathBuf};
 
 use weights::convert::encode;
+use weights::folder::AtomicFolder;
 use weights::load::{load_blocks, load_f32};
 use weights::safetensors::OutputTensor;
 use weights::write::write_file;
@@ -97,7 +98,9 @@ impl<'a> AdapterMerge<'a> {
     pub fn run(self, out: &Path, tick: BytesDoneFn<'_>) -> Result<MergedModel> {
         let Self { base, parts, other_files: rest } = self;
         check_outside(base, out)?;
-        let staging = StagingFolder::create(out)?;
+        check_empty(out)?;
+        let unwritable = |source| failed("write", out, source);
+        let staging = AtomicFolder::create(out).map_err(unwritable)?;
         let mut merged = MergedModel {
             path: out.into(),
             n_changed: 0,
@@ -106,16 +109,18 @@ impl<'a> AdapterMerge<'a> {
             left_out: rest.left_out.clone(),
             worst_steps: 0.0,
         };
-        rest.copy(base, &staging.path, tick)?;
+        rest.copy(base, staging.path(), tick)?;
         for part in &parts {
             let folder = if base.is_dir() { &part.component.folder() } else { "" };
-            merge_part(part, &staging.path.join(folder), tick, &mut merged)?;
+            merge_part(part, &staging.path().join(folder), tick, &mut merged)?;
         }
         // A single checkpoint file is no whole model.
         if base.is_dir() {
-            model::open(&staging.path, &PartPaths::default())?;
+            model::open(staging.path(), &PartPaths::default())?;
         }
-        staging.finish()?;
+        // Somebody may have put something there meanwhile.
+        check_empty(out)?;
+        staging.commit().map_err(unwritable)?;
         Ok(merged)
     }
 }
@@ -268,60 +273,16 @@ fn each_rows(
     Ok(())
 }
 
-/// A folder that is renamed when it is complete, and removed otherwise.
-struct StagingFolder {
-    path: PathBuf,
-    target: PathBuf,
-    is_done: bool,
-}
-
-impl StagingFolder {
-    fn create(target: &Path) -> Result<Self> {
-        let mut name = target.file_name().unwrap_or_default().to_os_string();
-        name.push(".partial");
-        let path = target.with_file_name(name);
-        let is_used = fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
-        if is_used || target.is_file() {
-            return Err(TrainerError::Request {
-                problem: format!("--out exists and is not empty: {}", target.display()),
-                hint: "choose another folder, or remove this one first",
-            });
-        }
-        let beside = path.parent().unwrap_or(Path::new(""));
-        fs::create_dir_all(beside).map_err(|source| failed("create", beside, source))?;
-        match fs::create_dir(&path) {
-            Ok(()) => Ok(Self { path, target: target.into(), is_done: false }),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(TrainerError::Request {
-                    problem: format!(
-                        "another merge left this folder, or is running: {}",
-                        path.display()
-                    ),
-                    hint: "remove the folder if no other hearth is running",
-                })
-            }
-            Err(source) => Err(failed("create", &path, source)),
-        }
+/// Fails unless there is nothing where the merged model goes, or an empty folder.
+fn check_empty(out: &Path) -> Result<()> {
+    let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
+    if is_used || out.is_file() {
+        return Err(TrainerError::Request {
+            problem: format!("--out exists and is not empty: {}", out.display()),
+            hint: "choose another folder, or remove this one first",
+        });
     }
-
-    fn finish(mut self) -> Result<()> {
-        if self.target.is_dir() {
-            // Only if it is empty.
-            fs::remove_dir(&self.target).map_err(|source| failed("write", &self.target, source))?;
-        }
-        fs::rename(&self.path, &self.target)
-            .map_err(|source| failed("write", &self.target, source))?;
-        self.is_done = true;
-        Ok(())
-    }
-}
-
-impl Drop for StagingFolder {
-    fn drop(&mut self) {
-        if !self.is_done {
-            _ = fs::remove_dir_all(&self.path);
-        }
-    }
+    Ok(())
 }
 
 fn failed(what: &'static str, path: &Path, source: io::Error) -> TrainerError {
