@@ -107,6 +107,8 @@ def jpegs():
     # what fills up the block.
     save("subsampled_odd.jpg", colour, 8, quality=90, subsampling=2)
     save("gray.jpg", colour.convert("L"), 2, quality=90)
+    save("restarts.jpg", colour, 2, quality=90, subsampling=0, restart_marker_blocks=3)
+    save("progressive_subsampled.jpg", Image.fromarray(gradient(32, 16)), 3, quality=90, subsampling=2, progressive=True)
     inks = np.dstack([255 - gradient(), np.linspace(0, 120, H).astype(np.uint8)[:, None].repeat(W, 1)])
     # Pillow marks it as Adobe's, with inverted inks.
     save("cmyk.jpg", Image.fromarray(inks, "CMYK"), 2, quality=95)

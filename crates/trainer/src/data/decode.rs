@@ -13,6 +13,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageFormat, ImageReader, RgbImage};
 
 use super::header;
+use super::jpeg_scans;
 use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use crate::pixels::Pixels;
@@ -23,6 +24,12 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     let bytes = fs::metadata(path).map_or(0, |about| about.len());
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
     let explain = |error| header::explain(error, bytes);
+    if header.format == ImageFormat::Jpeg {
+        let file = fs::read(path).map_err(|error| ProblemKind::unreadable(&error))?;
+        if jpeg_scans::is_cut(&file) {
+            return Err(ProblemKind::Truncated { bytes });
+        }
+    }
     let file = BufReader::new(file);
     let pixels = if header.format == ImageFormat::Png {
         PngImage::open(file).and_then(PngImage::decode).map_err(explain)?

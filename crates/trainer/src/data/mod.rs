@@ -18,6 +18,7 @@ pub mod decoding;
 pub mod fault;
 pub mod findings;
 mod header;
+mod jpeg_scans;
 mod listing;
 mod metadata;
 mod pairs;

@@ -155,6 +155,11 @@ fn broken_files_are_named_for_what_they_are() {
         );
         check(&path, &expected);
     }
+    // As programs that recover files end what is left of them.
+    let plain = fs::read(images().join("plain.jpg")).unwrap();
+    let ended = folder.path().join("ended.jpg");
+    fs::write(&ended, [&plain[..plain.len() - 40], b"\xff\xd9"].concat()).unwrap();
+    assert!(matches!(decode(&ended), Err(ProblemKind::Truncated { .. })));
     let zeros = images().join("zeros_plain.jpg");
     assert!(matches!(decode(&zeros), Err(ProblemKind::Truncated { .. })));
     let supported = "supported are png, jpeg, webp, gif";
