@@ -365,6 +365,12 @@ impl<'a> ModelBuilder<'a> {
 /// Most tensors of a model. Chosen: ten times those of the largest that is known.
 const MOST_TENSORS: usize = 32_768;
 
+/// Most tensors of a model that are stored as one. Taken from FLUX's `linear1`: query, key, value and feed-forward.
+const MOST_FUSED: usize = 4;
+
+/// Tensors of a model that its files need not hold. Chosen: position embeddings and such are few.
+const MOST_COMPUTED: usize = 64;
+
 /// Most values of a tensor. Chosen: far more than any memory holds, and bytes can be counted.
 const MOST_VALUES: usize = 1 << 48;
 
@@ -373,12 +379,36 @@ const MOST_VALUES: usize = 1 << 48;
 pub fn tensor_specs<T>(
     build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
 ) -> Result<Vec<TensorSpec>> {
-    struct Listing(Vec<TensorSpec>);
+    list_tensors(MOST_TENSORS, String::new(), build)
+}
+
+/// The same of a model whose files hold so many tensors: settings that ask for far more are refused before it is built.
+/// A few that are missing are for the caller to name.
+pub fn tensor_specs_of_files<T>(
+    n_stored: usize,
+    build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
+) -> Result<Vec<TensorSpec>> {
+    let most = n_stored.saturating_mul(MOST_FUSED).saturating_add(MOST_COMPUTED).min(MOST_TENSORS);
+    list_tensors(most, format!(", while its files hold {n_stored}"), build)
+}
+
+fn list_tensors<T>(
+    most: usize,
+    stored: String,
+    build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
+) -> Result<Vec<TensorSpec>> {
+    struct Listing {
+        specs: Vec<TensorSpec>,
+        most: usize,
+        /// What its files hold, to be said.
+        stored: String,
+    }
     impl Listing {
         fn check(&self, TensorSpec { name, shape, .. }: &TensorSpec) -> Result<()> {
             let n = shape.sizes().iter().try_fold(1usize, |n, size| n.checked_mul(*size));
-            let problem = if self.0.len() == MOST_TENSORS {
-                format!("more than {MOST_TENSORS} tensors, one of them {name}")
+            let Self { most, stored, .. } = self;
+            let problem = if self.specs.len() == *most {
+                format!("more than {most} tensors, one of them {name}{stored}")
             } else if n.is_none_or(|n| n > MOST_VALUES) {
                 format!("{name} of {shape}, which no memory holds")
             } else {
@@ -391,19 +421,20 @@ pub fn tensor_specs<T>(
         fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
             self.check(&want)?;
             let tensor = device.zeros(want.shape, Dtype::F32)?;
-            self.0.push(want);
+            self.specs.push(want);
             Ok(WeightTensor::Dense(tensor.into()))
         }
     }
     let device = Device::meta(DeviceKind::cpu(1), usize::MAX / 2);
-    let (mut listing, mut adapters) = (Listing(Vec::new()), Adapters::none());
+    let (specs, mut adapters) = (Vec::new(), Adapters::none());
+    let mut listing = Listing { specs, most, stored };
     build(&mut ModelBuilder::new(
         &device,
         Precision::plain(Dtype::F32),
         &mut listing,
         &mut adapters,
     ))?;
-    Ok(listing.0)
+    Ok(listing.specs)
 }
 
 /// Random weights from a seed: for benchmarks that need no trained model.

@@ -15,7 +15,7 @@ use weights::{BytesDoneFn, Catalog, TensorEncoding, TensorInfo, WeightsError};
 use super::adapter::Adapters;
 use super::build::{
     ModelBuilder, Precision, TensorSpec, WeightSource, WeightTensor, new_block_swap, offload,
-    offload_target, quantise, tensor_specs,
+    offload_target, quantise, tensor_specs_of_files,
 };
 use super::scaled_fp8::{self, WeightScales};
 use super::tensor_piece::{TensorPiece, stored_rows};
@@ -77,7 +77,7 @@ impl<'a> WeightFiles<'a> {
         let mut files = Self { catalog, members: Vec::new() };
         let (mut missing, mut used) = (Vec::new(), HashSet::new());
         let mut contradiction = None;
-        for want in tensor_specs(build)? {
+        for want in tensor_specs_of_files(catalog.tensors.len(), build)? {
             let pieces = (layout.pieces)(&want.name);
             used.extend(pieces.iter().map(|piece| piece.key.clone()));
             match files.pieces(&want, &pieces) {

@@ -13,6 +13,7 @@ use crate::model::diffusion::sd3::{Sd3, Sd3Config};
 use crate::model::encoder::clip::{ClipConfig, ClipTextModel};
 use crate::model::encoder::qwen25vl::{Qwen25VlConfig, Qwen25VlEncoder};
 use crate::model::encoder::t5::{T5Config, T5Encoder};
+use crate::model::files::{CheckpointLayout, WeightFiles};
 use crate::model::llama::{Llama, LlamaConfig};
 use crate::model::vae::{hunyuan_video, kl, qwen_image};
 
@@ -63,6 +64,27 @@ fn counts_that_no_model_has_are_refused_before_it_is_built() {
     check("sd3/pipeline/vae", "/layers_per_block", kl::decoder);
     check("kandinsky5/t2v_pipeline/vae", "/layers_per_block", hunyuan_video::encoder);
     check("qwen_image/pipeline/vae", "/num_res_blocks", qwen_image::encoder);
+}
+
+#[test]
+fn counts_are_bounded_by_what_the_files_hold() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/llama");
+    let catalog = weights::Catalog::open(&golden.join("model.safetensors")).unwrap();
+    let json = std::fs::read(golden.join("config.json")).unwrap();
+    let find = |n_layers: usize| {
+        let mut settings: Value = serde_json::from_slice(&json).unwrap();
+        settings["num_hidden_layers"] = n_layers.into();
+        let config: LlamaConfig = serde_json::from_value(settings).unwrap();
+        let found = WeightFiles::find(&catalog, &CheckpointLayout::identity(), |build| {
+            Llama::new(&config, build)
+        });
+        found.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    // A few are named, many are not even asked for.
+    let missing = find(4);
+    assert!(missing.contains("layers.2."), "{missing}");
+    let held = format!("while its files hold {}", catalog.tensors.len());
+    assert!(find(300).contains(&held), "{}", find(300));
 }
 
 #[test]
