@@ -2,6 +2,7 @@
 //! against everything that is wrong with files.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
@@ -500,6 +501,29 @@ fn what_does_not_say_what_it_is_is_not_trained_on() {
 }
 
 /// Alpaca's words where a model has no template, and its own template where it has one.
+/// What a folder from strangers may not reach.
+#[test]
+fn links_out_of_the_folder_are_left_out_unless_they_are_followed() {
+    let mut place = Place::new([("a.txt", "a hearth"), ("sub/b.txt", "a fire")]);
+    let secrets = place.folder.path().join("secrets");
+    fs::create_dir(&secrets).unwrap();
+    fs::write(secrets.join("key.txt"), "a secret").unwrap();
+    let root = place.request.path.clone();
+    symlink(secrets.join("key.txt"), root.join("c.txt")).unwrap();
+    symlink("../secrets/key.txt", root.join("d.txt")).unwrap();
+    symlink(&secrets, root.join("folder")).unwrap();
+    symlink(root.join("sub/b.txt"), root.join("inside.txt")).unwrap();
+    let texts = place.texts();
+    assert_eq!(texts.n_documents(), 3, "{:?}", place.said());
+    let outside = place.said().into_iter().filter(|text| text.contains("leads out of the folder"));
+    assert_eq!(outside.count(), 3, "{:?}", place.said());
+    assert!(!documents(&train(&texts)).contains(&ended("a secret")));
+    place.request.follow_links = true;
+    let texts = place.texts();
+    assert!(documents(&train(&texts)).contains(&ended("a secret")), "{:?}", place.said());
+    assert!(texts.n_documents() > 4, "{}", texts.n_documents());
+}
+
 #[test]
 fn an_instruction_is_put_as_the_model_knows_it() {
     let line = r#"{"instruction": "Add.", "input": "1, 2", "output": "3"}"#;
