@@ -12,6 +12,7 @@ use trainer::model::vae::{
 };
 use weights::Catalog;
 
+use crate::models::{check, recorded_in};
 use crate::{printed, text};
 
 const LIMIT: usize = 256 << 20;
@@ -52,6 +53,27 @@ fn load(device: &Device, name: &str) -> (VaeEncoder, VaeDecoder) {
     let found = WeightFiles::find(&catalog, &config.layout(&catalog, None), build).unwrap();
     let (plain, adapters) = (Precision::plain(Dtype::F32), &mut Adapters::none());
     load_model(device, &found, plain, adapters, &|_| true, build).unwrap()
+}
+
+/// Long clips, cut in time.
+#[test]
+fn tiles_in_time_are_those_of_the_reference() {
+    let device = Device::cpu(2, LIMIT).unwrap();
+    let (encoder, decoder) = load(&device, "clip");
+    for (name, frames, size) in [("long", 29, [16, 16]), ("long_even", 25, [16, 8])] {
+        let recorded = recorded_in(&golden(name).join("golden.safetensors"));
+        let clip = &recorded["in.image"];
+        let (moments, shape) = encode_clip(&encoder, &device, clip, size, frames, None).unwrap();
+        let (mean, logvar) = moments.split_at(shape.count());
+        check("mean", &recorded, mean);
+        check("logvar", &recorded, logvar);
+        let tiling = Some(Tiling::largest(shape));
+        check(
+            "decoded",
+            &recorded,
+            &decode(&device, &decoder, shape, &recorded["out.mean"], tiling),
+        );
+    }
 }
 
 /// Tiles of a quarter of what is encoded in these tests.
@@ -141,7 +163,7 @@ fn tiles_of_a_clip_lie_in_their_places() {
         let sequence = RandomSequence::new(5, 1);
         device.normal([n], Dtype::F32, 1.0, sequence).unwrap().read_f32().unwrap()
     };
-    // Six latent frames of 8 x 11 pixels.
+    // Six latent frames of 8 x 11 pixels, the last two tiles in time begin at the third and the fifth.
     let (clip_sizes, latent_sizes) = ([3, 21, 64, 88], [3, 6, 8, 11]);
     let (clip, latent) = (normal(3 * 21 * 64 * 88), normal(3 * 6 * 8 * 11));
     let tiling = Tiling { tile: 6, overlap: 2, frames: 4, frame_overlap: 2 };
@@ -157,7 +179,7 @@ fn tiles_of_a_clip_lie_in_their_places() {
     let last = (
         [[2, 4], [2, 6], [5, 6]],
         [[[4, 2], [6, 2], [10, 1]], [[2, 2], [4, 2], [5, 1]]],
-        [[[13, 8], [48, 16], [80, 8]], [[5, 8], [32, 16], [40, 8]]],
+        [[[13, 4], [48, 16], [80, 8]], [[5, 4], [32, 16], [40, 8]]],
     );
     for (tile, of_latent, of_clip) in [first, last] {
         let pixels = [[4 * tile[0][0], 13], [8 * tile[1][0], 48], [8 * tile[2][0], 48]];

@@ -25,6 +25,10 @@ MODELS = {
         config=dict(block_out_channels=(6, 3, 6), latent_channels=2, norm_num_groups=3, layers_per_block=2,
                     spatial_compression_ratio=4),
         clip=(2, 17, 10, 7), dtype=torch.bfloat16),
+    # Eight frames of latents, cut into tiles of five; the last has one that is its own.
+    "long": dict(weights="clip", clip=(1, 29, 16, 16), is_tiled=True),
+    # Seven, of which the last tile has none.
+    "long_even": dict(weights="clip", clip=(1, 25, 8, 16), is_tiled=True),
     # One frame, no attention, one size that halves time only.
     "frame": dict(
         config=dict(block_out_channels=(4, 8, 4), latent_channels=5, norm_num_groups=4, layers_per_block=1,
@@ -33,6 +37,8 @@ MODELS = {
     # The same with more frames, and neither one more than a multiple of four.
     "frames": dict(weights="frame", clip=(1, 7, 8, 6)),
 }
+
+SEEDS = ["clip", "renamed", "frame", "frames", "long", "long_even"]
 
 
 def randomise(vae, dtype):
@@ -79,8 +85,8 @@ def make(name, m, seed):
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     vae = AutoencoderKLHunyuanVideo(**full_config(model["config"])).eval()
-    # The whole clip at once, however long.
-    vae.use_framewise_encoding = vae.use_framewise_decoding = False
+    # Else the whole clip at once, however long.
+    vae.use_framewise_encoding = vae.use_framewise_decoding = "is_tiled" in m
     if model is m:
         with torch.no_grad():
             randomise(vae, m["dtype"])
@@ -112,5 +118,5 @@ def make(name, m, seed):
 
 
 if __name__ == "__main__":
-    for seed, (name, m) in enumerate(MODELS.items()):
-        make(name, m, 9100 + seed)
+    for name, m in MODELS.items():
+        make(name, m, 9100 + SEEDS.index(name))

@@ -4,7 +4,7 @@
 //!
 //! Tiles of a clip are cut in time, too. A video VAE takes the first frame of what it sees for the first of a clip, one
 //! frame to one latent frame, so of every later tile the first latent frame is computed and left out: neighbours share
-//! at least that one.
+//! at least that one. Where they are cut and how they are blended is diffusers', so that long clips have its latents.
 
 use compute::{Device, Shape, Tape, Tensor};
 
@@ -177,21 +177,46 @@ fn axes(
             let latent = [first, tiling.tile.min(n - first)];
             let pixels = latent.map(|at| at * scale.side);
             let [begin, length] = latent.map(|at| at * factor(scale.side));
-            let weights = ramp(length, tiling.overlap * factor(scale.side), 0);
+            let weights = ramp(length, tiling.overlap * factor(scale.side));
             AxisTile { latent, pixels, begin, weights }
         });
         normalised(tiles.collect())
     };
     let shared = tiling.frame_overlap.max(1);
-    let tiles = starts(shape.frames, tiling.frames, shared).into_iter().map(|first| {
+    let fade = (shared - 1) * factor(scale.frames);
+    let starts = frame_starts(shape.frames, tiling.frames, shared);
+    let tiles = starts.iter().enumerate().map(|(index, first)| {
         let n = tiling.frames.min(shape.frames - first);
-        let clip = [first * scale.frames, scale.clip_frames(n)];
-        let (latent, n_left_out) = ([first, n], usize::from(first > 0));
+        let (clip, latent) = ([first * scale.frames, scale.clip_frames(n)], [*first, n]);
         let [begin, length] = if target == BlendTarget::Pixels { clip } else { latent };
-        let weights = ramp(length, (shared - 1) * factor(scale.frames), n_left_out);
+        let next = starts.get(index + 1).map(|next| (next - first) * factor(scale.frames));
+        let weights = frame_weights(length, *first > 0, next, fade);
         AxisTile { latent, pixels: clip, begin, weights }
     });
-    [normalised(tiles.collect()), side(shape.height), side(shape.width)]
+    [tiles.collect(), side(shape.height), side(shape.width)]
+}
+
+/// Where tiles begin in time: at even distances, so that the last may be shorter, but has more than the frame that is left
+/// out.
+fn frame_starts(n: usize, tile: usize, shared: usize) -> Vec<usize> {
+    let later = (0..n.saturating_sub(1)).step_by(tile.saturating_sub(shared).max(1)).skip(1);
+    std::iter::once(0).chain(later).collect()
+}
+
+/// What the frames of a tile count: from the first that is not left out they fade in over `fade` frames, and out where the
+/// tile that begins at `next` fades in.
+fn frame_weights(length: usize, is_later: bool, next: Option<usize>, fade: usize) -> Vec<f32> {
+    let faded = |at: usize| if at < fade { at as f32 / fade as f32 } else { 1.0 };
+    let fade_in = |at: usize| match at.checked_sub(1) {
+        _ if !is_later => 1.0,
+        Some(at) => faded(at),
+        None => 0.0,
+    };
+    let fade_out = |at: usize| {
+        let shared = next.and_then(|next| at.checked_sub(next + 1));
+        1.0 - shared.map_or(0.0, faded)
+    };
+    (0..length).map(|at| fade_in(at) * fade_out(at)).collect()
 }
 
 /// Where tiles begin along an axis.
@@ -200,12 +225,11 @@ fn starts(length: usize, tile: usize, overlap: usize) -> Vec<usize> {
     (0..last).step_by(tile - overlap).chain([last]).collect()
 }
 
-/// Weights that fall off towards both ends over `overlap` values, after `n_left_out` that count nothing. They do so at
-/// the ends of the whole, too; there is nothing else there, so it does not matter.
-fn ramp(length: usize, overlap: usize, n_left_out: usize) -> Vec<f32> {
+/// Weights that fall off towards both ends over `overlap` values. They do so at the ends of the whole, too; there is
+/// nothing else there, so it does not matter.
+fn ramp(length: usize, overlap: usize) -> Vec<f32> {
     let weight = |at: usize| {
-        let Some(before) = at.checked_sub(n_left_out) else { return 0.0 };
-        let distance = before.min(length - 1 - at) as f32 + 0.5;
+        let distance = at.min(length - 1 - at) as f32 + 0.5;
         (distance / overlap.max(1) as f32).min(1.0)
     };
     (0..length).map(weight).collect()
@@ -274,7 +298,8 @@ impl Canvas {
         Self { channels, sizes: [frames, height, width], values }
     }
 
-    /// Computes every tile and adds it. A dry run has no values to blend, and computes one: all are of one size.
+    /// Computes every tile and adds it. A dry run has no values to blend, and computes one of each size: the last in time
+    /// may be shorter.
     fn fill(
         &mut self,
         device: &Device,
@@ -282,9 +307,11 @@ impl Canvas {
         compute: impl Fn([&AxisTile; 3]) -> Result<Tensor>,
     ) -> Result<()> {
         if device.is_meta() {
-            let before = device.work();
-            compute([&frames[0], &rows[0], &columns[0]])?;
-            device.repeat_work(&before, (frames.len() * rows.len() * columns.len() - 1) as u64);
+            for alike in frames.chunk_by(|a, b| a.latent[1] == b.latent[1]) {
+                let before = device.work();
+                compute([&alike[0], &rows[0], &columns[0]])?;
+                device.repeat_work(&before, (alike.len() * rows.len() * columns.len() - 1) as u64);
+            }
             return Ok(());
         }
         for frame in frames {
@@ -345,7 +372,7 @@ mod tests {
                 }
             }
             let frames: Vec<_> = axes[0].iter().map(|tile| (tile.latent, tile.pixels)).collect();
-            let expected = [([0, 5], [0, 17]), ([3, 5], [12, 17]), ([4, 5], [16, 17])];
+            let expected = [([0, 5], [0, 17]), ([3, 5], [12, 17]), ([6, 3], [24, 9])];
             assert_eq!(frames, expected);
             let first: Vec<f32> = axes[0].iter().map(|tile| tile.weights[0]).collect();
             assert!(first[0] == 1.0 && first[1..] == [0.0; 2], "{first:?}");
