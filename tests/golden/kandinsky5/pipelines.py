@@ -1,7 +1,8 @@
 """Makes the reference pipelines of this folder: a tiny Kandinsky 5 for images with random weights, and what diffusers computes
 with it, by its own templates and sigmas (`diffusers/`) and by those of the authors' program (`original/`); and one for clips
-with the transformer of `video/` (`clip/`), by the authors'. Text encoders, tokenizers and VAEs are those of other folders,
-which `golden.json` names. Run `generate.py` before. Made on a CPU in f32 with torch 2.15,
+with the transformer of `video/` (`clip/`), by the authors', and with that of `t2v_pipeline/` and an adapter that was trained
+(`clip_trained/`). Text encoders, tokenizers and VAEs are those of other folders,
+which `golden.json` names. Run `generate.py` and `generate_t2v.py` before. Made on a CPU in f32 with torch 2.15,
 diffusers 0.42.1, transformers 5.23.0, peft 0.21.2 and safetensors, all from PyPI.
 
     python pipelines.py
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,8 +24,8 @@ from diffusers import (AutoencoderKL, AutoencoderKLHunyuanVideo, FlowMatchEulerD
                        Kandinsky5T2IPipeline, Kandinsky5T2VPipeline, Kandinsky5Transformer3DModel)
 from diffusers.training_utils import _collate_lora_metadata
 from peft import LoraConfig
-from peft.utils import get_peft_model_state_dict
-from safetensors.torch import save_file
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, CLIPTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +48,9 @@ NEGATIVE = ""
 # The shift differs from the one that the authors' program has for images, 3.
 SHIFT, ORIGINAL_SHIFT, STEPS, CFG, SIZE = 5.0, 3.0, 4, 3.5, (48, 32)
 # The tokenizer has few words, with which the template is long.
-CLIP = dict(shift=10.0, steps=2, cfg=5.0, size=(32, 32), frames=5, length=1000)
+CLIP = dict(shift=10.0, steps=2, cfg=5.0, size=(32, 32), frames=5, length=1000, seed=9220)
+# With the adapter that `generate_t2v.py` trained; the template's tokens are cut.
+TRAINED = dict(shift=10.0, steps=3, cfg=3.0, size=(48, 32), frames=9, length=400, seed=9240)
 SIZES = [[512, 512], [1024, 1024], [768, 1280]]
 TARGETS = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
 
@@ -88,11 +92,11 @@ def load(folder):
     return pipeline
 
 
-def load_clip():
+def load_clip(parts):
     f32 = dict(torch_dtype=torch.float32)
     pipeline = Kandinsky5T2VPipeline(
-        transformer=Kandinsky5Transformer3DModel.from_pretrained(HERE / "video", **f32),
-        vae=AutoencoderKLHunyuanVideo.from_pretrained(HERE.parent / "vae_hunyuan_video/clip", **f32),
+        transformer=Kandinsky5Transformer3DModel.from_pretrained(HERE.parent / parts["transformer"], **f32),
+        vae=AutoencoderKLHunyuanVideo.from_pretrained(HERE.parent / parts["vae"], **f32),
         text_encoder=Qwen2_5_VLForConditionalGeneration.from_pretrained(part("text_encoder"), **f32), tokenizer=None,
         text_encoder_2=CLIPTextModel.from_pretrained(part("text_encoder_2"), **f32),
         tokenizer_2=CLIPTokenizer.from_pretrained(part("tokenizer_2")), scheduler=FlowMatchEulerDiscreteScheduler())
@@ -172,11 +176,26 @@ def results(pipeline, name, folder, seed):
     return out
 
 
+def save_trained(folder):
+    """What `generate_t2v.py` trained, as diffusers saves it."""
+    job = tomllib.loads((HERE / "t2v_train/job.toml").read_text())["adapter"]
+    model = Kandinsky5Transformer3DModel.from_pretrained(HERE / "t2v_pipeline/transformer", torch_dtype=torch.float32)
+    model.add_adapter(LoraConfig(r=job["rank"], lora_alpha=job["alpha"], target_modules=TARGETS))
+    trained = {key.removeprefix("transformer."): value
+               for key, value in load_file(HERE / "t2v_train/adapter.safetensors").items()}
+    assert trained.keys() == get_peft_model_state_dict(model).keys()
+    set_peft_model_state_dict(model, trained)
+    Kandinsky5T2VPipeline.save_lora_weights(
+        folder, transformer_lora_layers=get_peft_model_state_dict(model), weight_name="lora.safetensors",
+        **_collate_lora_metadata({"transformer": model}))
+
+
 @torch.no_grad()
-def clip_results(pipeline, seed):
-    (width, height), frames = CLIP["size"], CLIP["frames"]
-    gen = torch.Generator().manual_seed(seed)
-    latents = torch.randn(2, 3, (frames - 1) // 4 + 1, height // 8, width // 8, generator=gen)
+def clip_results(pipeline, settings, adapter=None):
+    (width, height), frames = settings["size"], settings["frames"]
+    channels = pipeline.vae.config.latent_channels
+    gen = torch.Generator().manual_seed(settings["seed"])
+    latents = torch.randn(2, channels, (frames - 1) // 4 + 1, height // 8, width // 8, generator=gen)
     out = {"in.latents": latents}
 
     def sample(cfg, keep=None):
@@ -187,37 +206,45 @@ def clip_results(pipeline, seed):
                 steps.append(tensors["latents"].clone())
                 return tensors
             given = latents[at].permute(1, 2, 3, 0)[None]  # [1, frames, height, width, channels], then those for a given frame
-            given = torch.cat([given, torch.zeros(*given.shape[:-1], 4)], dim=-1)
+            given = torch.cat([given, torch.zeros(*given.shape[:-1], channels + 1)], dim=-1)
             clips.append(pipeline(
                 prompt=prompt, guidance_scale=cfg, width=width, height=height, num_frames=frames, latents=given,
-                num_inference_steps=CLIP["steps"], output_type="pt", callback_on_step_end=step,
-                max_sequence_length=CLIP["length"]).frames)
+                num_inference_steps=settings["steps"], output_type="pt", callback_on_step_end=step,
+                max_sequence_length=settings["length"]).frames)
             if keep is not None:
-                keep.append([tokens[..., :3].permute(0, 4, 1, 2, 3) for tokens in steps])
+                keep.append([tokens[..., :channels].permute(0, 4, 1, 2, 3) for tokens in steps])
         return torch.cat(clips)
 
-    steps = []
-    sample(1.0, steps)
+    def record(name):
+        steps = []
+        sample(1.0, steps)
+        for index, both in enumerate(zip(*steps)):
+            out[f"out.{name}.{index}"] = torch.cat(both)
+
+    record("latents")
     out["out.sigmas"] = pipeline.scheduler.sigmas.clone()
-    for index, both in enumerate(zip(*steps)):
-        out[f"out.latents.{index}"] = torch.cat(both)
-    out["out.image"] = sample(CLIP["cfg"])[:1]  # [clips, frames, 3, height, width]
+    out["out.image"] = sample(settings["cfg"])[:1]  # [clips, frames, 3, height, width]
+    if adapter:
+        pipeline.load_lora_weights(adapter, weight_name="lora.safetensors")
+        record("latents_lora")
+        out["out.image_lora"] = sample(settings["cfg"])[:1]
     return out
 
 
-def make_clip(folder):
+def make_clip(folder, clip, own, is_trained=False):
     folder.mkdir(exist_ok=True)
-    pipeline = load_clip()
+    parts = PARTS | own
+    pipeline = load_clip(parts)
     negative = "Static, 2D cartoon, cartoon, 2d animation, paintings, images, worst quality, low quality, ugly, deformed, " \
                "walking backwards"
-    as_the_authors_do(pipeline, CLIP["shift"])
-    golden = clip_results(pipeline, 9220)
+    as_the_authors_do(pipeline, clip["shift"])
+    if is_trained:
+        save_trained(folder)
+    golden = clip_results(pipeline, clip, folder if is_trained else None)
     save_file({key: value.contiguous() for key, value in golden.items()}, folder / "golden.safetensors")
-    parts = PARTS | {"vae": "vae_hunyuan_video/clip", "transformer": "kandinsky5/video",
-                     "scheduler": "kandinsky5/pipeline/scheduler"}
-    settings = {"steps": CLIP["steps"], "guidance": CLIP["cfg"], "true_cfg": 1.0, "length": CLIP["length"], "frames": CLIP["frames"],
+    settings = {"steps": clip["steps"], "guidance": clip["cfg"], "true_cfg": 1.0, "length": clip["length"], "frames": clip["frames"],
                 "class": "Kandinsky5T2VPipeline", "parts": parts, "prompts": PROMPTS, "negative": negative,
-                "size": CLIP["size"], "sizes": []}
+                "size": clip["size"], "sizes": []}
     (folder / "golden.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
@@ -239,7 +266,10 @@ def main():
         settings = {"steps": STEPS, "guidance": CFG, "true_cfg": 1.0, "length": 512, "implementation": name, "parts": parts,
                     "class": "Kandinsky5T2IPipeline", "prompts": PROMPTS, "negative": NEGATIVE, "size": SIZE, "sizes": SIZES}
         (folder / "golden.json").write_text(json.dumps(settings, indent=1) + "\n")
-    make_clip(HERE / "clip")
+    make_clip(HERE / "clip", CLIP, {"vae": "vae_hunyuan_video/clip", "transformer": "kandinsky5/video",
+                                    "scheduler": "kandinsky5/pipeline/scheduler"})
+    make_clip(HERE / "clip_trained", TRAINED,
+              {key: f"kandinsky5/t2v_pipeline/{key}" for key in ["vae", "transformer", "scheduler"]}, is_trained=True)
 
 
 if __name__ == "__main__":
