@@ -41,6 +41,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/ops/matmul/cpu.rs", "writes tiles of a matrix from several threads"),
     ("crates/compute/src/block_swap.rs", "reads and writes blocks' memory on the host"),
     ("crates/compute/src/tensor.rs", "lends out a tensor's part of the arena"),
+    ("crates/machine/src/landlock.rs", "takes rights from a thread by system calls"),
     ("crates/machine/src/live/cuda.rs", "calls into NVIDIA's libraries, loaded at run time"),
     ("crates/machine/src/live/macos.rs", "calls libnotify, which has no safe wrapper"),
     ("crates/weights/src/disk/linux.rs", "asks which pages of a file are cached"),

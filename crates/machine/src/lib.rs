@@ -17,6 +17,8 @@ pub mod gpu;
 pub mod hardware;
 pub mod held;
 pub mod key_values;
+#[cfg(target_os = "linux")]
+mod landlock;
 mod live;
 pub mod memory;
 pub mod monitor;

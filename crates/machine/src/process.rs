@@ -46,8 +46,8 @@ pub fn apart_from_terminal(command: &mut Command) {
 }
 
 /// Takes rights from this process for good, before it works on what nobody vouches for: it may hold so many bytes
-/// of address space, leaves no core dump, and no program it starts may have more rights. On other systems than
-/// Linux nothing of it is enforced.
+/// of address space, leaves no core dump, changes no file, opens no connection, and no program it starts may have more
+/// rights. On other systems than Linux nothing of it is enforced. Threads that run already keep theirs.
 pub fn confine(bytes: u64) {
     #[cfg(target_os = "linux")]
     {
@@ -57,19 +57,17 @@ pub fn confine(bytes: u64) {
             _ = setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
         }
         _ = rustix::thread::set_no_new_privs(true);
+        crate::landlock::forbid_writes();
     }
     #[cfg(not(target_os = "linux"))]
     let _ = bytes;
 }
 
 /// Starts a program that works on what nobody vouches for: it may hold so many bytes of address space and compute for
-/// so long, leaves no core dump, and has no more rights than this one. On other systems than Linux nothing of it is
-/// enforced.
+/// so long, leaves no core dump, changes no file, opens no connection, and gains no rights. What it says goes through
+/// pipes. On other systems than Linux nothing of it is enforced.
 pub fn spawn_confined(command: &mut Command, bytes: u64, cpu_time: Duration) -> io::Result<Child> {
-    // Of this thread, which has no use for more, and of what it starts.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::thread::set_no_new_privs(true);
-    let child = command.spawn()?;
+    let child = spawn_without_rights(command)?;
     #[cfg(target_os = "linux")]
     if let Some(pid) = rustix::process::Pid::from_raw(child.id().cast_signed()) {
         use rustix::process::{Resource, Rlimit, prlimit};
@@ -83,6 +81,25 @@ pub fn spawn_confined(command: &mut Command, bytes: u64, cpu_time: Duration) -> 
     #[cfg(not(target_os = "linux"))]
     let _ = (bytes, cpu_time);
     Ok(child)
+}
+
+/// By a thread of its own, whose rights it has; they are taken from that one alone.
+#[cfg(target_os = "linux")]
+fn spawn_without_rights(command: &mut Command) -> io::Result<Child> {
+    std::thread::scope(|scope| {
+        let start = || {
+            _ = rustix::thread::set_no_new_privs(true);
+            crate::landlock::forbid_writes();
+            command.spawn()
+        };
+        let thread = std::thread::Builder::new().spawn_scoped(scope, start)?;
+        thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn spawn_without_rights(command: &mut Command) -> io::Result<Child> {
+    command.spawn()
 }
 
 /// Bytes of address space that this process may still take; nothing where that is not limited (`ulimit -v`).
@@ -127,5 +144,29 @@ mod tests {
         let child = spawn_confined(&mut command, 1 << 30, Duration::from_secs(60)).unwrap();
         let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!(said, "1048576\n60\nNoNewPrivs:\t1\n");
+    }
+
+    /// As far as the kernel can: it may read and say what it read, and change nothing.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_confined_program_changes_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("old"), "old").unwrap();
+        let can_forbid =
+            std::thread::scope(|scope| scope.spawn(crate::landlock::forbid_writes).join().unwrap());
+        let script = "cat old; echo x > new; echo x > old; rm old; mkdir folder; ln -s old link";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(folder.path());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let child = spawn_confined(&mut command, 1 << 30, Duration::from_secs(60)).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "old");
+        let names = std::fs::read_dir(folder.path()).unwrap().count();
+        let old = std::fs::read_to_string(folder.path().join("old")).unwrap_or_default();
+        if can_forbid {
+            assert_eq!((names, old.as_str()), (1, "old"), "{output:?}");
+        }
+        // Only that program has lost its rights.
+        std::fs::write(folder.path().join("ours"), "ours").unwrap();
     }
 }
