@@ -3,10 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::texts::Place;
-use super::{Job, events, losses};
+use super::{Job, begins, events, losses};
 use crate::{said, text};
 
 /// Relative. Sums over samples have another order.
@@ -107,6 +109,102 @@ fn ranks_resume_from_the_first_ones_checkpoint() {
         let resumed = trained(launcher, 3, &job, &out, &[&steps("8")[..], &["--resume"]].concat());
         assert!(resumed.status.success(), "{}", said(&resumed));
         check_losses(&expected, &losses(&events(&out)), launcher);
+    }
+}
+
+/// A run with `--nodes localhost:2`, and the processes of its ranks.
+struct Supervised {
+    supervisor: Child,
+    out: PathBuf,
+}
+
+impl Supervised {
+    fn start(launcher: &str, job: &Path, out: &Path, more: &[&str]) -> Self {
+        let arguments =
+            ["train", text(job), "--out", text(out), "--quiet", "--nodes", "localhost:2"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(arguments).args(["--mpirun", launcher, "--device", "cpu", "--threads", "1"]);
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Containers run as root.
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        Self { supervisor: command.spawn().unwrap(), out: out.into() }
+    }
+
+    /// Waits until so many steps are taken; returns how many there are then.
+    fn wait_for_step(&mut self, step: usize) -> usize {
+        let begun = Instant::now();
+        loop {
+            let log = fs::read_to_string(self.out.join("events.jsonl")).unwrap_or_default();
+            let n = log.lines().filter(|line| line.starts_with("{\"event\":\"step\"")).count();
+            if n >= step {
+                return n;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(120), "no step {step}");
+            assert!(self.supervisor.try_wait().unwrap().is_none(), "it has ended");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Kills the process of a rank: of a parent and its child the child.
+    fn kill(&self, rank: usize) {
+        let ours = format!("--out\0{}\0", text(&self.out));
+        let [open_mpi, mpich] =
+            ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].map(|name| format!("{name}={rank}\0"));
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let read = |name: &str| {
+                String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default())
+                    .into_owned()
+            };
+            let environment = read("environ");
+            let is_rank = environment.contains(&open_mpi) || environment.contains(&mpich);
+            let is_child =
+                environment.contains("HEARTH_SHIELDED") || environment.contains(&open_mpi);
+            if is_rank && is_child && read("cmdline").contains(&ours) {
+                found.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(Command::new("kill").args(["-9", &found[0]]).status().unwrap().success());
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_costs_no_step() {
+    let place = Place::new();
+    let set = ["train.steps=40", "train.batch_size=6"];
+    let expected = losses(&events(&place.train("alone", &set, &[])));
+    let more: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+    for (launcher, rank) in launchers().into_iter().flat_map(|name| [(name, 0), (name, 1)]) {
+        let out = place.path(&format!("{launcher}-{rank}"));
+        let mut run = Supervised::start(launcher, &place.path("job.toml"), &out, &more);
+        let taken = run.wait_for_step(3);
+        run.kill(rank);
+        let output = run.supervisor.wait_with_output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        assert!(said(&output).contains("the run goes on with localhost:2"), "{}", said(&output));
+        let events = events(&out);
+        let began: Vec<u64> = begins(&events).iter().map(|begin| begin.from_step).collect();
+        assert!(began.len() == 2 && began[1] >= taken as u64, "{launcher}: {taken} {began:?}");
+        check_losses(&expected, &losses(&events), launcher);
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_a_strict_run_with_a_checkpoint() {
+    let place = Place::new();
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let more = ["--strict", "--steps", "400"];
+        let mut run = Supervised::start(launcher, &place.path("job.toml"), &out, &more);
+        let taken = run.wait_for_step(2);
+        run.kill(1);
+        let output = run.supervisor.wait_with_output().unwrap();
+        let words = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{launcher}: {words}");
+        assert!(words.contains("error: rank 1 is gone") && words.contains("--resume"), "{words}");
+        let saved = fs::read_dir(out.join("checkpoints")).unwrap().count();
+        assert_eq!(saved, 1, "{launcher}, {taken} steps were taken");
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anstyle::{AnsiColor, Style};
+use cluster::supervisor;
 use compute::ComputeError;
 use machine::RecordingError;
 use trainer::TrainerError;
@@ -99,6 +100,10 @@ impl Failure {
     pub fn report(&self, out: &mut dyn Write) -> io::Result<()> {
         const RED: Style = AnsiColor::Red.on_default().bold();
         const CYAN: Style = AnsiColor::Cyan.on_default().bold();
+        if self.is_rank_lost() && supervisor::is_supervised() {
+            // The supervisor has told.
+            return Ok(());
+        }
         let (what, mut cause) = self.what();
         writeln!(out, "{RED}error:{RED:#} {what}")?;
         while let Some(error) = cause {
@@ -106,6 +111,11 @@ impl Failure {
             cause = error.source();
         }
         writeln!(out, "{CYAN}hint:{CYAN:#} {}", self.hint())
+    }
+
+    /// Whether a rank of the job is gone.
+    pub fn is_rank_lost(&self) -> bool {
+        matches!(self, Self::Trainer(error) if error.is_rank_lost())
     }
 
     fn what(&self) -> (String, Option<&dyn Error>) {

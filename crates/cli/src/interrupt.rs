@@ -13,7 +13,7 @@ pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure>
     let mut again = false;
     let handler = move || {
         if again {
-            leave();
+            leave(EXIT_CODE);
         }
         again = true;
         first();
@@ -24,9 +24,9 @@ pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure>
 /// Ends the process and nothing else, when all that it had to write is written. An orderly exit would let
 /// drivers tidy up while other threads still call them, and NVIDIA's then stumbles over its own memory.
 #[allow(unsafe_code)]
-pub fn leave() -> ! {
+pub fn leave(code: u8) -> ! {
     // SAFETY: it reads and writes nothing of ours, and does not return.
-    unsafe { libc::_exit(EXIT_CODE.into()) }
+    unsafe { libc::_exit(code.into()) }
 }
 
 /// A flag that the first Ctrl-C raises.

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let failure = match outcome {
         Ok(CommandOutcome::Done) => return ExitCode::SUCCESS,
         Ok(CommandOutcome::Differs) => return ExitCode::FAILURE,
-        Ok(CommandOutcome::Interrupted) => interrupt::leave(),
+        Ok(CommandOutcome::Interrupted) => interrupt::leave(interrupt::EXIT_CODE),
         // Whoever closed the pipe (`| head`) has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             return ExitCode::SUCCESS;
@@ -44,6 +44,8 @@ fn main() -> ExitCode {
     // With standard error gone as well there is nobody left to tell.
     _ = failure.report(&mut terminal::stderr());
     match failure {
+        // MPI waits for it, and would not let the process end.
+        failure if failure.is_rank_lost() => interrupt::leave(1),
         Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
         Failure::Weights(WeightsError::Cancelled) | Failure::Compute(ComputeError::Cancelled) => {
             ExitCode::from(interrupt::EXIT_CODE)

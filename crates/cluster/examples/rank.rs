@@ -5,8 +5,7 @@ use std::error::Error;
 use std::io::{Write, stdout};
 use std::time::Instant;
 
-use cluster::World;
-use cluster::mpi::Values;
+use cluster::{LeaveReason, World};
 
 /// Values of the timed sum: 50 MB.
 const TIMED: usize = 12_500_000;
@@ -18,16 +17,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (rank, size) = (world.rank(), world.size());
     check_exchanges(&world)?;
-    let mut values = vec![rank as f32; TIMED];
+    let values = vec![rank as f32; TIMED];
     world.barrier()?;
     let begun = Instant::now();
-    world.sum(Values::F32(&mut values))?;
+    let values = world.sum(values)?;
     let secs = begun.elapsed().as_secs_f64();
     let total = (size * (size - 1) / 2) as f32;
     assert!(values.iter().all(|value| *value == total));
-    let library = world.library()?;
+    let library = world.library();
     writeln!(stdout(), "rank {rank} of {size} by {library}: 50 MB summed in {:.0} ms", secs * 1e3)?;
-    world.leave()?;
+    world.leave(LeaveReason::Done)?;
     Ok(())
 }
 
@@ -35,17 +34,13 @@ fn check_exchanges(world: &World) -> Result<(), Box<dyn Error>> {
     let (rank, size) = (world.rank(), world.size());
     let (number, count) = (i64::try_from(rank)?, i64::try_from(size)?);
     let large = i64::from(u32::MAX) << 8;
-    let mut exact = [number, large];
-    world.sum(Values::I64(&mut exact))?;
+    let exact = world.sum(vec![number, large])?;
     assert_eq!(exact, [count * (count - 1) / 2, large * count]);
-    let mut losses = [0.5, rank as f64];
-    world.sum(Values::F64(&mut losses))?;
+    let losses = world.sum(vec![0.5, rank as f64])?;
     assert_eq!(losses, [0.5 * size as f64, (size * (size - 1) / 2) as f64]);
-    let mut largest = [number, -number];
-    world.max(&mut largest)?;
+    let largest = world.max(vec![number, -number])?;
     assert_eq!(largest, [count - 1, 0]);
-    let mut bytes = vec![rank as u8; 9 << 20];
-    world.broadcast(&mut bytes, size - 1)?;
+    let bytes = world.broadcast(vec![rank as u8; 9 << 20], size - 1)?;
     assert!(bytes.iter().all(|byte| *byte == size as u8 - 1));
     let said = world.gather(format!("I am {}", "x".repeat(rank)).as_bytes())?;
     let expected: Vec<Vec<u8>> =

@@ -1,5 +1,6 @@
 //! What goes wrong between ranks.
 
+use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -45,6 +46,33 @@ pub enum ClusterError {
         size: usize,
     },
 
+    /// A rank is gone, or who supervises all.
+    #[error("{}", lost_words(ranks, *is_supervisor))]
+    RankLost {
+        /// The ranks that are gone.
+        ranks: Vec<usize>,
+        /// Whether it is the supervisor that is gone.
+        is_supervisor: bool,
+    },
+
+    /// A rank cannot reach its supervisor.
+    #[error("cannot reach the supervisor of the ranks at {address}")]
+    NoSupervisor {
+        /// Where it should be.
+        address: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// The launcher cannot be used.
+    #[error("mpirun cannot be used: {problem}")]
+    Mpirun {
+        /// What is wrong.
+        problem: String,
+        /// What helps.
+        hint: &'static str,
+    },
+
     /// A call failed.
     #[error("{call} failed: {message}")]
     Call {
@@ -69,7 +97,23 @@ impl ClusterError {
                 "they are of different installations: use the mpirun of that library, or name the library of that \
                  mpirun: HEARTH_MPI=PATH"
             }
+            Self::RankLost { .. } => {
+                "what was learnt is saved: add --resume; `--nodes` goes on by itself without a node that is gone"
+            }
+            Self::NoSupervisor { .. } => {
+                "let the firewall pass connections between the nodes, or name their network: --link 10.0.0.0/24"
+            }
+            Self::Mpirun { hint, .. } => hint,
             Self::Call { .. } => "see what mpirun and the other ranks printed",
         }
     }
+}
+
+fn lost_words(ranks: &[usize], is_supervisor: bool) -> String {
+    if is_supervisor {
+        return "the supervisor of the ranks is gone".into();
+    }
+    let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    let (noun, verb) = if ranks.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+    format!("{noun} {} {verb} gone", names.join(", "))
 }

@@ -9,6 +9,10 @@ pub struct Launched {
     pub launcher: Launcher,
     /// Ranks that it started.
     pub size: usize,
+    /// This one's number among those on this machine.
+    pub local_rank: usize,
+    /// Ranks on this machine.
+    pub local_size: usize,
 }
 
 /// A kind of launcher; each has its own library.
@@ -37,10 +41,16 @@ impl Launched {
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let size = |name: &str| variable(name)?.parse().ok();
-        let open_mpi = size("OMPI_COMM_WORLD_SIZE").map(|size| (Launcher::OpenMpi, size));
-        let found = open_mpi.or_else(|| size("PMI_SIZE").map(|size| (Launcher::Hydra, size)));
-        found.map(|(launcher, size)| Self { launcher, size })
+        let number = |name: &str| variable(name)?.parse::<usize>().ok();
+        let (launcher, size) = number("OMPI_COMM_WORLD_SIZE")
+            .map(|size| (Launcher::OpenMpi, size))
+            .or_else(|| number("PMI_SIZE").map(|size| (Launcher::Hydra, size)))?;
+        let (rank, ranks) = match launcher {
+            Launcher::OpenMpi => ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+            Launcher::Hydra => ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        };
+        let local_size = number(ranks).unwrap_or(1).max(1);
+        Some(Self { launcher, size, local_rank: number(rank).unwrap_or(0), local_size })
     }
 }
 
@@ -55,10 +65,16 @@ mod tests {
                 all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
             })
         };
-        let found = |launcher, size| Some(Launched { launcher, size });
+        let found =
+            |launcher, size| Some(Launched { launcher, size, local_rank: 0, local_size: 1 });
         assert_eq!(with(&[]), None);
         assert_eq!(with(&[("OMPI_COMM_WORLD_SIZE", "3")]), found(Launcher::OpenMpi, 3));
         assert_eq!(with(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")]), found(Launcher::Hydra, 2));
         assert_eq!(with(&[("PMI_SIZE", "many")]), None);
+        let hydra = [("PMI_SIZE", "3"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+        let found = Launched::from_variables(|name| {
+            hydra.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        });
+        assert_eq!(found.map(|found| (found.local_rank, found.local_size)), Some((1, 2)));
     }
 }

@@ -1,30 +1,85 @@
 //! The ranks of a job, and what they exchange. Every rank makes the same calls in the same order.
 
-use crate::error::{ClusterError, Result};
-use crate::launch::Launched;
-use crate::mpi::{self, Mpi, Values};
+use std::net::{IpAddr, Ipv4Addr};
 
-/// All ranks of a job, seen from one of them. One call at a time, from any thread.
+use crate::address;
+use crate::communication::{Communication, Pending};
+use crate::error::{ClusterError, Result};
+use crate::heartbeat::{Heartbeat, Hub, RankWord};
+use crate::launch::Launched;
+use crate::mpi::{Mpi, Number};
+use crate::supervisor::SupervisorAddress;
+
+/// All ranks of a job, seen from one of them.
 pub struct World {
-    mpi: Mpi,
+    communication: Communication,
+    launched: Launched,
     rank: usize,
     size: usize,
+    library: String,
+    heartbeat: Option<Heartbeat>,
+    /// Where nobody supervises the ranks, the first hears the others.
+    hub: Option<Hub>,
+}
+
+/// How a rank ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaveReason {
+    /// The job is over.
+    Done,
+    /// The job can be resumed.
+    Paused,
 }
 
 impl World {
     /// Joins the ranks that a launcher started; none if this process was started alone.
     pub fn join() -> Result<Option<Self>> {
         let Some(launched) = Launched::detect() else { return Ok(None) };
-        let mpi = mpi::find(launched)?;
-        mpi.init()?;
-        let (rank, size) = (mpi.rank()?, mpi.size()?);
+        let communication = Communication::start(launched)?;
+        let ask = |mpi: &Mpi| Ok((mpi.rank()?, mpi.size()?, mpi.version()?));
+        let (rank, size, library) = communication.call(None, ask).wait()?;
         // An MPI that does not belong to the launcher is a world of its own.
         if size != launched.size {
             let (launcher, expected) = (launched.launcher.name(), launched.size);
-            let library = mpi.version()?;
             return Err(ClusterError::World { launcher, expected, library, size });
         }
-        Ok(Some(Self { mpi, rank, size }))
+        let mut world =
+            Self { communication, launched, rank, size, library, heartbeat: None, hub: None };
+        if size > 1 {
+            world.hub = world.begin_heartbeat()?;
+        }
+        Ok(Some(world))
+    }
+
+    /// Connects to the supervisor, or to a hub of the first rank, which is returned there. Without a way to it the ranks train all the
+    /// same, and a rank that dies is their launcher's to notice.
+    fn begin_heartbeat(&mut self) -> Result<Option<Hub>> {
+        if let Some(SupervisorAddress { addresses, token }) = SupervisorAddress::from_environment()
+        {
+            let connected = Heartbeat::connect(&addresses, &token, self.rank);
+            let heartbeat = connected.map_err(|source| ClusterError::NoSupervisor {
+                address: addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                source,
+            })?;
+            self.heartbeat = Some(heartbeat);
+            return Ok(None);
+        }
+        let (mut told, mut own) = (Vec::new(), None);
+        if self.rank == 0 {
+            let token = address::random_token();
+            if let Ok((hub, _)) = Hub::listen(IpAddr::V4(Ipv4Addr::UNSPECIFIED), self.size, &token)
+            {
+                let addresses = address::of_this_machine(hub.port());
+                told = SupervisorAddress { addresses, token }.to_text().into_bytes();
+                own = Some(hub);
+            }
+        }
+        let told = String::from_utf8_lossy(&self.gather(&told)?.swap_remove(0)).into_owned();
+        let connected = SupervisorAddress::parse(&told)
+            .and_then(|hub| Heartbeat::connect(&hub.addresses, &hub.token, self.rank).ok());
+        let missing = self.max(vec![i64::from(connected.is_none())])?;
+        self.heartbeat = connected.filter(|_| missing == [0]);
+        Ok(own)
     }
 
     /// This one's number, from zero.
@@ -37,48 +92,88 @@ impl World {
         self.size
     }
 
+    /// What the launcher said of this process.
+    pub fn launched(&self) -> Launched {
+        self.launched
+    }
+
     /// The library between them.
-    pub fn library(&self) -> Result<String> {
-        self.mpi.version()
+    pub fn library(&self) -> &str {
+        &self.library
     }
 
-    /// Sums over all ranks, in place.
-    pub fn sum(&self, values: Values<'_>) -> Result<()> {
-        self.mpi.sum(values)
+    /// What is known of the other ranks, if they are connected.
+    pub fn heartbeat(&self) -> Option<&Heartbeat> {
+        self.heartbeat.as_ref()
     }
 
-    /// The largest over all ranks, in place.
-    pub fn max(&self, values: &mut [i64]) -> Result<()> {
-        self.mpi.max(values)
+    /// Sums over all ranks.
+    pub fn sum<T: Number>(&self, values: Vec<T>) -> Result<Vec<T>> {
+        self.start_sum(values).wait()
     }
 
-    /// What one rank has, to all.
-    pub fn broadcast(&self, bytes: &mut [u8], from: usize) -> Result<()> {
-        self.mpi.broadcast(bytes, from)
+    /// The same, while other work is done.
+    pub fn start_sum<T: Number>(&self, mut values: Vec<T>) -> Pending<Vec<T>> {
+        self.call(move |mpi| mpi.sum(&mut values).map(|()| values))
+    }
+
+    /// The largest over all ranks.
+    pub fn max<T: Number>(&self, mut values: Vec<T>) -> Result<Vec<T>> {
+        self.call(move |mpi| mpi.max(&mut values).map(|()| values)).wait()
+    }
+
+    /// What one rank has, to all; the others give as many bytes.
+    pub fn broadcast(&self, mut bytes: Vec<u8>, from: usize) -> Result<Vec<u8>> {
+        self.call(move |mpi| mpi.broadcast(&mut bytes, from).map(|()| bytes)).wait()
     }
 
     /// What every rank says, by rank.
     pub fn gather(&self, said: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut lengths = vec![0_i64; self.size];
         lengths[self.rank] = i64::try_from(said.len()).unwrap_or(i64::MAX);
-        self.sum(Values::I64(&mut lengths))?;
+        let lengths = self.sum(lengths)?;
         let mut all = Vec::new();
         for (rank, length) in lengths.into_iter().enumerate() {
-            let mut bytes =
-                if rank == self.rank { said.to_vec() } else { vec![0; length as usize] };
-            self.broadcast(&mut bytes, rank)?;
-            all.push(bytes);
+            let bytes = if rank == self.rank { said.to_vec() } else { vec![0; length as usize] };
+            all.push(self.broadcast(bytes, rank)?);
         }
         Ok(all)
     }
 
     /// Waits for all.
     pub fn barrier(&self) -> Result<()> {
-        self.mpi.barrier()
+        self.call(Mpi::barrier).wait()
     }
 
-    /// Leaves in order, with all others. A rank that fails does not: its launcher then ends the others.
-    pub fn leave(self) -> Result<()> {
-        self.mpi.finalize()
+    /// Leaves in order, with all others. A rank that fails does not: the others are told when it is dropped.
+    pub fn leave(mut self, reason: LeaveReason) -> Result<()> {
+        // Others may have left already, which is no loss any more.
+        self.communication.call(None, Mpi::finalize).wait()?;
+        if let Some(heartbeat) = self.heartbeat.take() {
+            heartbeat.leave(match reason {
+                LeaveReason::Done => RankWord::Done,
+                LeaveReason::Paused => RankWord::Paused,
+            });
+        }
+        Ok(())
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Mpi) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.communication.call(self.heartbeat.clone(), call)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // The others hear of this one's end before they hear nothing any more.
+        let _hub = self.hub.take();
+        if let Some(heartbeat) = &self.heartbeat {
+            // One that ends because another is gone can go on without it.
+            let is_lost = heartbeat.check().is_err();
+            heartbeat.leave(if is_lost { RankWord::Paused } else { RankWord::Failed });
+        }
     }
 }

@@ -483,6 +483,11 @@ impl TrainerError {
         matches!(self, Self::Io { .. } | Self::Weights(WeightsError::Io { .. }))
     }
 
+    /// Whether another rank is gone: what this one has is as after the last whole step.
+    pub fn is_rank_lost(&self) -> bool {
+        matches!(self, Self::Cluster(ClusterError::RankLost { .. }))
+    }
+
     /// Itself and what the system said of it, in one line.
     pub fn with_cause(&self) -> String {
         self.source().map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
+use cluster::{Launched, World};
 use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuChoice};
 use compute::{Device, DeviceKind, Dtype, Quantisation};
 use machine::budget::{self, MemoryLimit, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
@@ -46,12 +47,33 @@ pub struct DeviceArgs {
     /// The default device, once it was looked for.
     #[arg(skip)]
     detected: OnceLock<DeviceChoice>,
+
+    /// Ranks of one job that share the device.
+    #[arg(skip = 1_usize)]
+    local_ranks: usize,
 }
 
 impl DeviceArgs {
-    /// Threads it computes with.
+    /// Threads it computes with: of several ranks on one machine each has its part.
     pub fn threads(&self) -> usize {
-        self.threads.map_or_else(machine::cores::compute_threads, usize::from)
+        let own = || (machine::cores::compute_threads() / self.local_ranks).max(1);
+        self.threads.map_or_else(own, usize::from)
+    }
+
+    /// The part of this machine that a rank gets, besides others: a GPU of its own where there are several, and its share
+    /// of threads and memory.
+    #[must_use]
+    pub fn for_rank(mut self, world: Option<&World>) -> Self {
+        let Some(Launched { local_rank, local_size, .. }) = world.map(World::launched) else {
+            return self;
+        };
+        let n_gpus = Machine::probe(&mut ProbeSource::live()).nvidia_gpus().count();
+        self.local_ranks = local_size;
+        if self.device.is_none() && n_gpus > 1 {
+            self.device = Some(DeviceChoice::Cuda((local_rank % n_gpus) as u32));
+            self.local_ranks = local_size.div_ceil(n_gpus);
+        }
+        self
     }
 
     /// The device as it is typed, or the best that this machine has.
@@ -261,6 +283,7 @@ impl DeviceArgs {
         // Where the system does not say, the arena itself will tell.
         let available = found.map_or(u64::MAX / 4, |limit| limit.limit.0);
         let available = self.address_space().map_or(available, |left| left.min(available));
+        let available = available / self.local_ranks as u64;
         match limit {
             Some(MemoryLimitArg::Bytes(bytes)) => bytes.0 as usize,
             Some(MemoryLimitArg::Percent(percent)) => (available as f64 * percent / 100.0) as usize,

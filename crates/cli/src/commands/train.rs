@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use cluster::World;
+use cluster::{World, supervisor};
 use compute::CancelToken;
 use machine::awake::Awake;
 use trainer::TrainerError;
@@ -14,6 +14,7 @@ use trainer::train::{DeviceSetup, TrainOptions, train};
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
 use super::job::{JobArgs, JobFlag};
+use super::nodes::{self, NodesArgs};
 use super::resume::{resume_command, so_far};
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
@@ -46,7 +47,8 @@ Examples:
   hearth train job.toml --set data.trigger=zwx --set data.validation=unset
   hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume
-  mpirun -n 2 hearth train job.toml                            two processes, or machines, in one job")]
+  hearth train job.toml --nodes mac.local,spark.local          two machines in one job (docs/clusters.md)
+  hearth train job.toml --gpus 2")]
 pub struct TrainArgs {
     #[command(flatten)]
     job: JobArgs,
@@ -80,6 +82,9 @@ pub struct TrainArgs {
     #[command(flatten)]
     engine: DeviceArgs,
 
+    #[command(flatten)]
+    nodes: NodesArgs,
+
     /// Print nothing but warnings and errors
     #[arg(long)]
     quiet: bool,
@@ -101,14 +106,15 @@ impl TrainArgs {
 
 pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let config = arguments.job.resolve_with("train", &arguments.governor_flags())?;
-    let engine = arguments.engine.for_job(&config);
-    engine.check_trust()?;
+    if let Some(outcome) = arguments.nodes.run(out)? {
+        return Ok(outcome);
+    }
     let world = World::join().map_err(TrainerError::from)?;
-    let is_first = world.as_ref().is_none_or(|world| world.rank() == 0);
-    let on = DeviceSetup {
-        world: world.as_ref().filter(|world| world.size() > 1),
-        ..engine.device_setup(arguments.limit)?
-    };
+    let ranks = world.as_ref().filter(|world| world.size() > 1);
+    let engine = arguments.engine.for_job(&config).for_rank(ranks);
+    engine.check_trust()?;
+    let on = DeviceSetup { world: ranks, ..engine.device_setup(arguments.limit)? };
+    let is_first = ranks.is_none_or(|world| world.rank() == 0);
     let start = TrainOptions { resume: arguments.resume, force: arguments.force };
     // The first rank speaks for all.
     let (is_quiet, is_json) = (arguments.quiet || !is_first, arguments.json && is_first);
@@ -118,12 +124,17 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let _awake = Awake::hold();
     let end = train_with_screen(&config, &on, start, &screen)?;
     drop(on);
-    world.map_or(Ok(()), World::leave).map_err(TrainerError::from)?;
+    let is_paused = end.reason == EndReason::Interrupted;
+    nodes::leave(world, is_paused)?;
+    if is_paused && supervisor::is_supervised() {
+        // It knows, and speaks for all.
+        return Ok(CommandOutcome::Done);
+    }
     if screen.prints_text() {
         let history = History::open(&config.output.folder)?;
         write!(out, "{}", run_summary::page(&config, &end, &history, &engine.device_flag()))?;
     }
-    if end.reason == EndReason::Interrupted && screen.prints_text() {
+    if is_paused && screen.prints_text() {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
         writeln!(out, "saved after step {}; continue with\n  {}", end.step, resume_command(words))?;
@@ -141,6 +152,7 @@ pub fn train_with_screen(
     let stop = CancelToken::default();
     let (seen, raised) = (Arc::clone(screen), stop.clone());
     interrupt::on_first(move || seen.stop(|| raised.cancel()))?;
+    nodes::stop_when_asked(on.world, &stop);
     let end = train(config, on, start, &[&|record| screen.on_event(record)], &stop);
     screen.end();
     Ok(end?)

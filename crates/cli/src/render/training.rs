@@ -15,7 +15,8 @@ use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
 use trainer::event::journal::ProgressThrottle;
 use trainer::event::{
-    Event, EventRecord, PaceChange, Phase, PhaseProgress, ProgressUnit, RunStart, Warning,
+    Event, EventRecord, PaceChange, Phase, PhaseProgress, ProgressUnit, RankShare, RunStart,
+    Warning,
 };
 use trainer::report::format::number;
 
@@ -159,6 +160,7 @@ impl ScreenState {
     /// Takes an event in that came so many seconds after the beginning; returns the lines that it is worth.
     fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<ScreenLine> {
         self.eta.observe(&record.event, secs);
+        let ranks_before = self.history.ranks.clone();
         self.history.apply(record.clone());
         let line = |line| vec![ScreenLine::Line(line)];
         match &record.event {
@@ -193,6 +195,11 @@ impl ScreenState {
             Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
             Event::Note { text } => line(text.clone()),
             Event::MemoryFallback(tightened) => self.warn(&tightened.to_string(), None),
+            Event::Ranks { step, ranks } => {
+                // They move a little with every step; the report has the latest.
+                let is_new = *step % SHARES_SHOWN == 1 && !is_shared_alike(ranks, &ranks_before);
+                is_new.then(|| ScreenLine::Line(shares(*step, ranks))).into_iter().collect()
+            }
             Event::GpuLost(lost) => self.warn(&lost.to_string(), None),
             Event::Pace(paced) => self.pace(paced),
         }
@@ -335,6 +342,21 @@ pub fn speed(secs_per_step: f64) -> String {
     } else {
         format!("{secs_per_step:.1} s/step")
     }
+}
+
+/// Steps after which new shares are shown again.
+const SHARES_SHOWN: u64 = 50;
+
+fn is_shared_alike(ranks: &[RankShare], before: &[RankShare]) -> bool {
+    ranks.len() == before.len()
+        && ranks.iter().zip(before).all(|(now, before)| now.samples == before.samples)
+}
+
+/// Who computes how many samples of a step.
+fn shares(step: u64, ranks: &[RankShare]) -> String {
+    let share = |rank: &RankShare| format!("{} {} {}", rank.node, rank.device, rank.samples);
+    let all: Vec<String> = ranks.iter().map(share).collect();
+    format!("{DIM}step {step}: samples per step: {}{DIM:#}", all.join(", "))
 }
 
 #[cfg(test)]

@@ -30,9 +30,8 @@ pub struct Handles<H> {
     pub errors_return: H,
     /// In the place of the values to send.
     pub in_place: *mut c_void,
-    /// The level of threads that is asked for, and the least that is enough: one call at a time, from any thread.
-    pub thread_multiple: c_int,
-    pub thread_serialized: c_int,
+    /// The level of threads that is asked for: all calls come from the one that started the library.
+    pub thread_funneled: c_int,
 }
 
 /// Which one a library has. MPICH 5 knows the question of the standard in both of its libraries, and answers it with a
@@ -66,8 +65,7 @@ impl Handles<c_int> {
             max: 0x5800_0001,
             errors_return: 0x5400_0001,
             in_place: std::ptr::without_provenance_mut(usize::MAX),
-            thread_multiple: 3,
-            thread_serialized: 2,
+            thread_funneled: 1,
         }
     }
 }
@@ -86,8 +84,7 @@ impl Handles<*mut c_void> {
             max: handle(0x23),
             errors_return: handle(0x142),
             in_place: handle(1),
-            thread_multiple: 4096,
-            thread_serialized: 2048,
+            thread_funneled: 1024,
         }
     }
 
@@ -109,8 +106,7 @@ impl Handles<*mut c_void> {
             max: address("ompi_mpi_op_max")?,
             errors_return: address("ompi_mpi_errors_return")?,
             in_place: std::ptr::without_provenance_mut(1),
-            thread_multiple: 3,
-            thread_serialized: 2,
+            thread_funneled: 1,
         })
     }
 }

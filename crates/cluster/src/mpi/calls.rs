@@ -8,8 +8,8 @@ use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::Values;
 use super::abi::Handles;
+use super::{Number, NumberKind};
 use crate::error::{ClusterError, Result};
 
 /// Values of one call. Chosen: pieces of 4 MB are the fastest with Open MPI and among the fastest with MPICH.
@@ -99,17 +99,13 @@ impl<H: Copy> Calls<H> {
     }
 
     pub fn init(&self) -> Result<()> {
-        let Handles { world, errors_return, thread_multiple, thread_serialized, .. } = self.handles;
+        let Handles { world, errors_return, thread_funneled, .. } = self.handles;
         let mut level = 0;
         // SAFETY: the standard allows no arguments; the level is written to a place of ours.
         let code = unsafe {
-            (self.init_thread)(ptr::null_mut(), ptr::null_mut(), thread_multiple, &raw mut level)
+            (self.init_thread)(ptr::null_mut(), ptr::null_mut(), thread_funneled, &raw mut level)
         };
         self.check("MPI_Init_thread", code)?;
-        if level < thread_serialized {
-            let message = "it allows calls from the main thread only".into();
-            return Err(ClusterError::Call { call: "MPI_Init_thread", message });
-        }
         // SAFETY: both are handles of this library, which is started.
         self.check("MPI_Comm_set_errhandler", unsafe {
             (self.set_errhandler)(world, errors_return)
@@ -136,22 +132,21 @@ impl<H: Copy> Calls<H> {
         Ok(number as usize)
     }
 
-    pub fn sum(&self, values: Values<'_>) -> Result<()> {
-        let Handles { f32, f64, i64, sum, .. } = self.handles;
-        match values {
-            Values::F32(values) => self.all_reduce(values, f32, sum),
-            Values::F64(values) => self.all_reduce(values, f64, sum),
-            Values::I64(values) => self.all_reduce(values, i64, sum),
-        }
+    pub fn sum<T: Number>(&self, values: &mut [T]) -> Result<()> {
+        self.all_reduce(values, self.handles.sum)
     }
 
-    pub fn max(&self, values: &mut [i64]) -> Result<()> {
-        self.all_reduce(values, self.handles.i64, self.handles.max)
+    pub fn max<T: Number>(&self, values: &mut [T]) -> Result<()> {
+        self.all_reduce(values, self.handles.max)
     }
 
-    /// `of` is the library's type for `T`.
-    fn all_reduce<T>(&self, values: &mut [T], of: H, with: H) -> Result<()> {
-        let Handles { world, in_place, .. } = self.handles;
+    fn all_reduce<T: Number>(&self, values: &mut [T], with: H) -> Result<()> {
+        let Handles { world, in_place, f32, f64, i64, .. } = self.handles;
+        let of = match T::KIND {
+            NumberKind::F32 => f32,
+            NumberKind::F64 => f64,
+            NumberKind::I64 => i64,
+        };
         for piece in values.chunks_mut(PIECE) {
             let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
             // SAFETY: the slice has so many values of that type, and nobody else has it.

@@ -34,15 +34,33 @@ macro_rules! with_calls {
     };
 }
 
-/// What is summed.
-#[derive(Debug)]
-pub enum Values<'a> {
+/// A type of numbers that ranks exchange.
+pub trait Number: Copy + Send + 'static {
+    #[doc(hidden)]
+    const KIND: NumberKind;
+}
+
+/// The types there are.
+#[derive(Clone, Copy, Debug)]
+pub enum NumberKind {
     /// Gradients.
-    F32(&'a mut [f32]),
-    /// Losses and weights.
-    F64(&'a mut [f64]),
-    /// Exact sums.
-    I64(&'a mut [i64]),
+    F32,
+    /// Losses and times.
+    F64,
+    /// Counts, and sums that are exact.
+    I64,
+}
+
+impl Number for f32 {
+    const KIND: NumberKind = NumberKind::F32;
+}
+
+impl Number for f64 {
+    const KIND: NumberKind = NumberKind::F64;
+}
+
+impl Number for i64 {
+    const KIND: NumberKind = NumberKind::I64;
 }
 
 impl Mpi {
@@ -81,12 +99,12 @@ impl Mpi {
     }
 
     /// Sums over all ranks, in place; all get the sums.
-    pub(crate) fn sum(&self, values: Values<'_>) -> Result<()> {
+    pub(crate) fn sum<T: Number>(&self, values: &mut [T]) -> Result<()> {
         with_calls!(self, calls => calls.sum(values))
     }
 
     /// The largest over all ranks, in place.
-    pub(crate) fn max(&self, values: &mut [i64]) -> Result<()> {
+    pub(crate) fn max<T: Number>(&self, values: &mut [T]) -> Result<()> {
         with_calls!(self, calls => calls.max(values))
     }
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::journal::{self, BrokenLines, FILE_NAME};
 use super::{
-    Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, RunEnd, RunFailure,
-    RunStart, StepMetrics, Warning,
+    Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, RankShare, RunEnd,
+    RunFailure, RunStart, StepMetrics, Warning,
 };
 use crate::error::{Result, TrainerError};
 
@@ -34,6 +34,8 @@ pub struct History {
     pub snapshots: Vec<(f64, MachineSnapshot)>,
     /// Steps taken, and what the governor decided then, in words.
     pub pace_changes: Vec<(u64, String)>,
+    /// How ranks that train together shared the last step that is told of.
+    pub ranks: Vec<RankShare>,
     /// What phases took, in the order in which they first ended.
     pub phases: Vec<PhasePeak>,
     /// The adapter's files, as written last, by path.
@@ -254,6 +256,7 @@ impl History {
             Event::Telemetry(felt) => {
                 self.snapshots.push((self.minutes_before + felt.secs / 60.0, felt));
             }
+            Event::Ranks { ranks, .. } => self.ranks = ranks,
             Event::Pace(paced) => self.pace_changes.push((paced.step, paced.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {
                 self.add_phase(PhasePeak { name: phase, planned_bytes, peak_bytes });

@@ -158,6 +158,13 @@ pub enum Event {
     /// How the machine felt at a moment.
     #[serde(alias = "felt")]
     Telemetry(MachineSnapshot),
+    /// How ranks that train together share their steps.
+    Ranks {
+        /// The step.
+        step: u64,
+        /// By rank.
+        ranks: Vec<RankShare>,
+    },
     /// The adapter was written for another program, and proven to be read by its rules.
     Exported {
         /// The program.
@@ -171,6 +178,26 @@ pub enum Event {
     End(RunEnd),
     /// The run ended with an error.
     Failed(RunFailure),
+}
+
+/// One of the ranks that train together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankShare {
+    /// The name of its machine.
+    pub node: String,
+    /// What computes.
+    pub device: String,
+    /// Samples of a step that it computes from now on.
+    pub samples: usize,
+    /// Seconds that its part of the last step took.
+    pub compute_secs: f64,
+    /// Seconds that it waited for others, in the step before.
+    pub wait_secs: f64,
+    /// Seconds that summing gradients took, in the step before.
+    pub exchange_secs: f64,
+    /// What its machine feels like, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub celsius: Option<f64>,
 }
 
 /// What a run is about.

@@ -17,6 +17,7 @@ mod gallery;
 pub(crate) mod live;
 mod page;
 pub(crate) mod plot;
+mod ranks;
 #[cfg(test)]
 mod tests;
 

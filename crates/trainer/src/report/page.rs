@@ -12,6 +12,7 @@ use super::format::{bytes, count, date, duration, escaped, link, number, plural,
 use super::gallery::{Gallery, GalleryImage};
 use super::live::EVERY_SECS;
 use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
+use super::ranks::ranks;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{EndReason, MachineSnapshot, PlannedPhase, RunFailure, RunStart, RunState};
@@ -35,6 +36,7 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         curves(history, figures),
         memory(history, figures),
         machine(history),
+        ranks(&history.ranks),
         images(gallery),
         texts(history),
         exports(history),

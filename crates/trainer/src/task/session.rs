@@ -2,10 +2,10 @@
 //! same functions run on the meta device, which is how a plan knows what a run takes. The model and its loss
 //! come from the task.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
-use cluster::mpi::Values;
+use cluster::{Pending, World};
 use compute::ops::{AdamW, GradClip, global_norm};
 use compute::{Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
@@ -226,24 +226,64 @@ impl<'a, T: Task> Session<'a, T> {
         ForwardContext { device, task: *task, config, model, params: &adapters.params }
     }
 
-    /// Replaces gradients by their sums over all ranks, which `sum` makes; in pieces of several parameters. One that did
-    /// not arrive here counts as zeros if it arrived anywhere.
-    pub fn exchange_gradients(&mut self, sum: &dyn Fn(Values<'_>) -> Result<()>) -> Result<()> {
-        let keys: Vec<ParamKey> = self.adapters.params.keys().collect();
-        let arrived = |key: &ParamKey| i64::from(self.gradients.get(*key).is_some());
-        let mut n_arrived: Vec<i64> = keys.iter().map(arrived).collect();
-        sum(Values::I64(&mut n_arrived))?;
-        let arrived = keys.into_iter().zip(n_arrived).filter(|(_, n)| *n > 0);
-        let mut piece = GradientPiece::default();
-        for (key, _) in arrived {
-            let n = self.adapters.params.get(key).shape().elements();
-            let values = self.gradients.read(key)?.unwrap_or_else(|| vec![0.0; n]);
-            piece.push(key, &values);
-            if piece.values.len() >= EXCHANGED_VALUES {
-                std::mem::take(&mut piece).exchange(&mut self.gradients, sum)?;
+    /// Replaces gradients by their sums over all ranks; some are summed while others are copied. One that did not arrive
+    /// here counts as zeros if it arrived anywhere.
+    pub fn exchange_gradients(&mut self, world: &World) -> Result<()> {
+        let mut pending = VecDeque::new();
+        for bucket in self.buckets(world)? {
+            let values = self.read_gradients(&bucket)?;
+            pending.push_back((bucket, world.start_sum(values)));
+            if pending.len() > BUCKETS_AT_ONCE {
+                self.write_sums(pending.pop_front())?;
             }
         }
-        piece.exchange(&mut self.gradients, sum)
+        while !pending.is_empty() {
+            self.write_sums(pending.pop_front())?;
+        }
+        Ok(())
+    }
+
+    /// Parameters whose gradients are summed together, in an order that all ranks have.
+    fn buckets(&self, world: &World) -> Result<Vec<Vec<ParamKey>>> {
+        let keys: Vec<ParamKey> = self.adapters.params.keys().collect();
+        let arrived = |key: &ParamKey| i64::from(self.gradients.get(*key).is_some());
+        let n_arrived = world.sum(keys.iter().map(arrived).collect())?;
+        let mut buckets = vec![Vec::new()];
+        let mut n_values = 0;
+        for (key, _) in keys.into_iter().zip(n_arrived).filter(|(_, n)| *n > 0) {
+            if n_values >= BUCKET_VALUES {
+                buckets.push(Vec::new());
+                n_values = 0;
+            }
+            n_values += self.adapters.params.get(key).shape().elements();
+            buckets.last_mut().expect("there is one from the start").push(key);
+        }
+        Ok(buckets)
+    }
+
+    fn read_gradients(&self, keys: &[ParamKey]) -> Result<Vec<f32>> {
+        let mut values = Vec::new();
+        for key in keys {
+            let n = self.adapters.params.get(*key).shape().elements();
+            match self.gradients.read(*key)? {
+                Some(gradient) => values.extend(gradient),
+                None => values.resize(values.len() + n, 0.0),
+            }
+        }
+        Ok(values)
+    }
+
+    fn write_sums(&mut self, bucket: Option<(Vec<ParamKey>, Pending<Vec<f32>>)>) -> Result<()> {
+        let Some((keys, sums)) = bucket else { return Ok(()) };
+        let sums = sums.wait()?;
+        let mut rest = &sums[..];
+        for key in keys {
+            let n = self.adapters.params.get(key).shape().elements();
+            let (values, others) = rest.split_at(n);
+            self.gradients.write(key, values)?;
+            rest = others;
+        }
+        Ok(())
     }
 
     /// The norm of the gradients, which are `scale` times the true ones.
@@ -403,37 +443,10 @@ impl<'a, T: Task> Session<'a, T> {
     }
 }
 
-/// Gradients that are exchanged together. Chosen: 16 MB, so that many small ones take few calls.
-const EXCHANGED_VALUES: usize = 4 << 20;
-
-/// Gradients of some parameters, one after the other.
-#[derive(Default)]
-struct GradientPiece {
-    keys: Vec<(ParamKey, usize)>,
-    values: Vec<f32>,
-}
-
-impl GradientPiece {
-    fn push(&mut self, key: ParamKey, values: &[f32]) {
-        self.keys.push((key, values.len()));
-        self.values.extend(values);
-    }
-
-    fn exchange(
-        mut self,
-        gradients: &mut Gradients,
-        sum: &dyn Fn(Values<'_>) -> Result<()>,
-    ) -> Result<()> {
-        sum(Values::F32(&mut self.values))?;
-        let mut rest = &self.values[..];
-        for (key, n) in self.keys {
-            let (values, others) = rest.split_at(n);
-            gradients.write(key, values)?;
-            rest = others;
-        }
-        Ok(())
-    }
-}
+/// Gradients that are summed together. Chosen: 16 MB, so that many small ones take few calls.
+const BUCKET_VALUES: usize = 4 << 20;
+/// Buckets that are summed while the next is copied.
+const BUCKETS_AT_ONCE: usize = 2;
 
 /// What forward and backward read. Not the optimizer, which a fused backward pass changes meanwhile.
 struct ForwardContext<'s, T: Task> {

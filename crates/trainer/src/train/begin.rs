@@ -41,7 +41,8 @@ pub(super) fn begin<'a, D: DataLoader>(
     let restored = checkpoints.restore(&mut session, &identity, &tick, warn)?;
     let saved = restored.as_ref().and_then(TrainProgress::resumable_at);
     let progress = restored.unwrap_or_else(TrainProgress::before_first_step);
-    let join = |world| DataParallel::join(world, config, &identity, progress.step);
+    let join =
+        |world| DataParallel::join(world, config, &identity, &device_setup.name, progress.step);
     let parallel = device_setup.world.map(join).transpose()?;
     let total_steps = config.train.n_steps(loader.batches_per_epoch());
     if progress.step > total_steps {

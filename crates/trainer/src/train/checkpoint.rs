@@ -156,9 +156,9 @@ pub fn exists_in(run: &Path) -> bool {
     !steps(&run.join(FOLDER)).is_empty()
 }
 
-/// The folder of the last one of a run, relative to the run's.
-pub(super) fn latest(run: &Path) -> Option<PathBuf> {
-    steps(&run.join(FOLDER)).first().map(|step| path(*step))
+/// The step of the last one of a run.
+pub(super) fn latest_step(run: &Path) -> Option<u64> {
+    steps(&run.join(FOLDER)).first().copied()
 }
 
 fn steps(folder: &Path) -> Vec<u64> {

@@ -73,7 +73,7 @@ pub fn train(
         let report = LiveReport::begin(folder.path.clone());
         let rewrite = |record: &EventRecord| report.observe(&record.event);
         let listeners = [&[&rewrite as EventListener<'_>], listeners].concat();
-        let events = EventSink::open(&folder.path, options.resume, &listeners, stop)?;
+        let events = EventSink::open(&folder.path, folder.options.resume, &listeners, stop)?;
         let output = RunOutput { folder: &folder, events: &events };
         train_into(&folder.with_pinned_precision(config), device_setup, output).inspect_err(
             |error| {

@@ -191,6 +191,11 @@ impl Pacing {
         decisions
     }
 
+    /// What the machine feels like, where it says so.
+    pub fn celsius(&self) -> Option<f64> {
+        Some(self.reading.as_ref()?.temperature.as_ref()?.celsius)
+    }
+
     /// The warning that a temperature limit cannot be held, once, as soon as a reading shows it.
     fn unheld_limit(&mut self) -> Option<WarningKind> {
         if self.sampler.is_some() && self.reading.is_none() {

@@ -147,7 +147,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Saves a checkpoint, unless the last one is the same: a run that is asked to stop while it saves ends with that.
     pub(super) fn save(&mut self, save: SaveReason) -> Result<()> {
-        if self.parallel.as_ref().is_some_and(|parallel| !parallel.is_first()) {
+        if self.parallel.as_ref().is_some_and(|parallel| !parallel.is_saver()) {
             return Ok(());
         }
         let Self { progress, checkpoints, saved, meter, .. } = self;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use cluster::World;
+use cluster::{World, supervisor};
 use weights::write::AtomicFile;
 
 use super::super::folder::{self, RunFolder};
@@ -31,15 +31,43 @@ pub fn open_folder(
         output_folder::check(config, &[])?;
     }
     let Some(world) = world else { return RunFolder::open(run, options) };
-    let own = if world.rank() == 0 { run.clone() } else { rank_folder(run, world.rank()) };
-    if world.rank() == 0 {
+    let own = if is_first(Some(world)) { run.clone() } else { rank_folder(run, world.rank()) };
+    let newest = newest_checkpoint(world, &own, options)?;
+    // Ranks that were started again resume if there is something to resume.
+    let resume = options.resume || (supervisor::is_restarted() && newest.is_some());
+    let options = TrainOptions { resume, ..options };
+    let source = newest.map_or(0, |newest| newest.rank);
+    if world.rank() == 0 && source == 0 {
         let folder = RunFolder::open(run, options)?;
-        copy_checkpoint(world, run, options.resume)?;
+        copy_checkpoint(world, run, source, resume)?;
         return Ok(folder);
     }
-    clear(&own)?;
-    copy_checkpoint(world, &own, options.resume)?;
+    if world.rank() > 0 && world.rank() != source {
+        clear(&own)?;
+    }
+    copy_checkpoint(world, &own, source, resume)?;
     RunFolder::open(&own, options)
+}
+
+/// Who has the checkpoint that all resume from.
+struct NewestCheckpoint {
+    rank: usize,
+}
+
+/// The newest checkpoint of all ranks: the first rank's, or that of the one which saved when the first was lost.
+fn newest_checkpoint(
+    world: &World,
+    own: &Path,
+    options: TrainOptions,
+) -> Result<Option<NewestCheckpoint>> {
+    let is_looked_for = supervisor::is_restarted() || (options.resume && is_first(Some(world)));
+    let step = checkpoint::latest_step(own).filter(|_| is_looked_for);
+    let mut steps = vec![0; world.size()];
+    steps[world.rank()] = step.map_or(0, |step| step.cast_signed() + 1);
+    let steps = world.sum(steps)?;
+    let newest = steps.iter().copied().max().unwrap_or(0);
+    let rank = steps.iter().position(|step| *step == newest).unwrap_or(0);
+    Ok((newest > 0).then_some(NewestCheckpoint { rank }))
 }
 
 /// Where a rank but the first writes.
@@ -58,17 +86,17 @@ fn clear(folder: &Path) -> Result<()> {
 }
 
 /// Sends the files that a run resumes from to all ranks, which write them where they belong. A new run has none.
-fn copy_checkpoint(world: &World, folder: &Path, is_resumed: bool) -> Result<()> {
-    let is_source = world.rank() == 0;
+fn copy_checkpoint(world: &World, folder: &Path, source: usize, is_resumed: bool) -> Result<()> {
+    let is_source = world.rank() == source;
     let names = if is_source && is_resumed { resumed_files(folder) } else { Vec::new() };
-    let names = world.gather(names.join("\n").as_bytes())?.swap_remove(0);
+    let names = world.gather(names.join("\n").as_bytes())?.swap_remove(source);
     let names = String::from_utf8_lossy(&names).into_owned();
     for name in names.lines() {
         let path = folder.join(name);
         if is_source {
             send_file(world, &path)?;
         } else {
-            receive_file(world, &path)?;
+            receive_file(world, &path, source)?;
         }
     }
     Ok(())
@@ -77,7 +105,7 @@ fn copy_checkpoint(world: &World, folder: &Path, is_resumed: bool) -> Result<()>
 /// The last checkpoint and what it is compared with, by their names in the run's folder.
 fn resumed_files(run: &Path) -> Vec<String> {
     let kept = [folder::CONFIG, identity::INPUTS].map(str::to_owned);
-    let checkpoint = checkpoint::latest(run);
+    let checkpoint = checkpoint::latest_step(run).map(checkpoint::path);
     let files = checkpoint.iter().flat_map(|checkpoint| {
         let listed = fs::read_dir(run.join(checkpoint)).into_iter().flatten().flatten();
         listed.map(|entry| checkpoint.join(entry.file_name()).to_string_lossy().into_owned())
@@ -90,26 +118,24 @@ fn send_file(world: &World, path: &Path) -> Result<()> {
     let failed = |source| TrainerError::Io { what: "read", path: path.into(), source };
     let mut file = fs::File::open(path).map_err(failed)?;
     let mut left = file.metadata().map_err(failed)?.len();
-    world.broadcast(&mut left.to_le_bytes(), 0)?;
+    world.broadcast(left.to_le_bytes().to_vec(), world.rank())?;
     while left > 0 {
         let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
         file.read_exact(&mut piece).map_err(failed)?;
-        world.broadcast(&mut piece, 0)?;
         left -= piece.len() as u64;
+        world.broadcast(piece, world.rank())?;
     }
     Ok(())
 }
 
-fn receive_file(world: &World, path: &Path) -> Result<()> {
+fn receive_file(world: &World, path: &Path, source: usize) -> Result<()> {
     let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
-    let mut left = [0; 8];
-    world.broadcast(&mut left, 0)?;
-    let mut left = u64::from_le_bytes(left);
+    let left = world.broadcast(vec![0; 8], source)?;
+    let mut left = left.try_into().map_or(0, u64::from_le_bytes);
     fs::create_dir_all(path.parent().unwrap_or(path)).map_err(failed)?;
     let mut file = AtomicFile::create(path)?;
     while left > 0 {
-        let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
-        world.broadcast(&mut piece, 0)?;
+        let piece = world.broadcast(vec![0; left.min(PIECE_BYTES) as usize], source)?;
         file.write_all(&piece).map_err(failed)?;
         left -= piece.len() as u64;
     }

@@ -10,39 +10,41 @@
 
 mod folder;
 mod run;
+mod speed;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use cluster::World;
-use cluster::mpi::Values;
-use cluster::share::{shares, step_secs};
+use cluster::heartbeat::Heartbeat;
 use serde::{Deserialize, Serialize};
 use weights::WeightsError;
 
 pub use self::folder::open_folder;
+use self::speed::{RankTimes, StepShares};
 use super::checkpoint::TrainProgress;
 use super::identity::Identity;
+use super::step::LossSums;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
-use crate::event::EndReason;
+use crate::event::{EndReason, Event};
 use crate::task::session::Session;
 use crate::task::traits::Task;
 
-/// New shares must be so much faster. Chosen: measured speeds vary by as much.
-const GAIN: f64 = 1.03;
-/// How much the last step counts among the measured speeds.
-const NEWEST: f64 = 0.3;
+/// Steps after which shares are told again.
+const TOLD_EVERY: u64 = 50;
 
 /// The ranks that train together, seen from one of them.
 pub struct DataParallel<'a> {
     world: &'a World,
-    /// Samples of a step by rank.
-    shares: Vec<usize>,
-    /// Seconds of a sample by rank, as measured.
-    sample_secs: Vec<Option<f64>>,
-    /// Of this one's part of the step, without waiting for others.
-    own_secs: f64,
+    /// Node and device by rank.
+    names: Vec<[String; 2]>,
+    shares: StepShares,
+    /// Whether shares are new.
+    is_changed: bool,
+    /// Of this one.
+    own: RankTimes,
 }
 
 /// How a rank's part of a step went.
@@ -93,18 +95,31 @@ fn check_fused(config: &RunConfig) -> Result<()> {
     })
 }
 
+/// The machine and the device of every rank.
+fn gather_names(world: &World, device: &str) -> Result<Vec<[String; 2]>> {
+    let own = format!("{}\n{device}", cluster::host_name());
+    let names = world.gather(own.as_bytes())?;
+    let split = |name: &Vec<u8>| {
+        let name = String::from_utf8_lossy(name);
+        let (node, device) = name.split_once('\n').unwrap_or((&name, ""));
+        [node.to_owned(), device.to_owned()]
+    };
+    Ok(names.iter().map(split).collect())
+}
+
 impl<'a> DataParallel<'a> {
     /// Joins the other ranks of a job, if all were given the same. They begin with as many samples of a step each.
     pub fn join(
         world: &'a World,
         config: &RunConfig,
         identity: &Identity,
+        device: &str,
         step: u64,
     ) -> Result<Self> {
         check_fused(config)?;
-        let equal = shares(&vec![1.0; world.size()], config.train.samples_per_step());
-        let sample_secs = vec![None; world.size()];
-        let joined = Self { world, shares: equal, sample_secs, own_secs: 0.0 };
+        let names = gather_names(world, device)?;
+        let shares = StepShares::equal(world.size(), config.train.samples_per_step());
+        let joined = Self { world, names, shares, is_changed: false, own: RankTimes::default() };
         let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
         let step = ("the step to resume at".into(), step.to_string());
         joined.check_equal(&identity.described().chain([version, step]).collect())?;
@@ -116,11 +131,14 @@ impl<'a> DataParallel<'a> {
         self.world.rank() == 0
     }
 
+    /// Whether this one saves what all have in common: the first that is not lost.
+    pub fn is_saver(&self) -> bool {
+        self.world.heartbeat().map_or(self.is_first(), Heartbeat::is_saver)
+    }
+
     /// This rank's samples of a step.
     pub fn samples(&self) -> Range<usize> {
-        let rank = self.world.rank();
-        let start = self.shares[..rank].iter().sum();
-        start..start + self.shares[rank]
+        self.shares.of(self.world.rank())
     }
 
     /// Fails unless all ranks say the same of each thing.
@@ -146,18 +164,20 @@ impl<'a> DataParallel<'a> {
     }
 
     /// A rank's part of a step, if all ranks have done theirs. Nobody waits for one that has failed.
-    pub fn agree<T>(&self, part: Result<T>) -> Result<T> {
+    pub fn agree<T>(&mut self, part: Result<T>, compute_secs: f64) -> Result<T> {
+        self.own.compute_secs = compute_secs;
+        let begun = Instant::now();
         let outcome = match &part {
             Ok(_) => PartOutcome::Done,
             Err(error) if error.is_cancelled() => PartOutcome::Cancelled,
             Err(_) => PartOutcome::Failed,
         };
-        let mut worst = [outcome as i64];
-        self.world.max(&mut worst)?;
-        if worst[0] == PartOutcome::Failed as i64 {
+        let worst = self.world.max(vec![outcome as i64])?;
+        self.own.wait_secs = begun.elapsed().as_secs_f64();
+        if worst == [PartOutcome::Failed as i64] {
             return self.fail(part);
         }
-        if worst[0] == PartOutcome::Cancelled as i64 {
+        if worst == [PartOutcome::Cancelled as i64] {
             return Err(part.err().unwrap_or_else(|| WeightsError::Cancelled.into()));
         }
         part
@@ -173,48 +193,40 @@ impl<'a> DataParallel<'a> {
         Err(part.err().unwrap_or(TrainerError::OtherRank { rank, problem: problem.into() }))
     }
 
-    /// Sums the losses and gradients of a step over all ranks, in place.
-    pub fn sum<T: Task>(&self, losses: &mut [f64], session: &mut Session<'_, T>) -> Result<()> {
-        self.world.sum(Values::F64(losses))?;
-        session.exchange_gradients(&|values| Ok(self.world.sum(values)?))
+    /// Sums the losses and gradients of a step over all ranks, and learns how long every rank took for its part. The next
+    /// steps are shared accordingly.
+    pub(super) fn sum<T: Task>(
+        &mut self,
+        sums: LossSums,
+        celsius: Option<f64>,
+        session: &mut Session<'_, T>,
+    ) -> Result<LossSums> {
+        self.own.celsius = celsius.unwrap_or_default();
+        let begun = Instant::now();
+        let mut numbers = self.own.spread(self.world.rank(), self.world.size());
+        numbers.extend([sums.loss, sums.weight]);
+        let numbers = self.world.sum(numbers)?;
+        let (times, losses) = numbers.split_at(numbers.len() - 2);
+        self.is_changed = self.shares.learn(times);
+        session.exchange_gradients(self.world)?;
+        self.own.exchange_secs = begun.elapsed().as_secs_f64();
+        Ok(LossSums { loss: losses[0], weight: losses[1] })
     }
 
-    /// How long this one took for its part of the step.
-    pub fn set_own_secs(&mut self, secs: f64) {
-        self.own_secs = secs;
-    }
-
-    /// Learns how long every rank took for its part, and shares the next steps accordingly.
-    pub fn share_by_speed(&mut self) -> Result<()> {
-        let mut taken = vec![0.0; self.world.size()];
-        taken[self.world.rank()] = self.own_secs;
-        self.world.sum(Values::F64(&mut taken))?;
-        for ((known, secs), n) in self.sample_secs.iter_mut().zip(&taken).zip(&self.shares) {
-            if *n > 0 {
-                let now = secs / *n as f64;
-                *known = Some(known.map_or(now, |before| before + NEWEST * (now - before)));
-            }
-        }
-        self.share_anew();
-        Ok(())
-    }
-
-    /// All ranks do so from the same numbers.
-    fn share_anew(&mut self) {
-        let Some(secs) = self.sample_secs.iter().copied().collect::<Option<Vec<f64>>>() else {
-            return;
-        };
-        let better = shares(&secs, self.shares.iter().sum());
-        if step_secs(&secs, &self.shares) > GAIN * step_secs(&secs, &better) {
-            self.shares = better;
-        }
+    /// How the ranks share their steps, for people; now and then, and when it changes.
+    pub fn told_shares(&mut self, step: u64) -> Option<Event> {
+        let is_told = std::mem::take(&mut self.is_changed) || step % TOLD_EVERY == 1;
+        is_told.then(|| Event::Ranks { step, ranks: self.shares.describe(&self.names) })
     }
 
     /// Whether any rank is asked to stop.
     pub fn is_any(&self, asked: bool) -> Result<bool> {
-        let mut any = [i64::from(asked)];
-        self.world.max(&mut any)?;
-        Ok(any[0] != 0)
+        Ok(self.world.max(vec![i64::from(asked)])? != [0])
+    }
+
+    /// Whether somebody wants to join at the next checkpoint.
+    pub fn is_join_asked(&self) -> bool {
+        self.world.heartbeat().is_some_and(Heartbeat::is_join_asked)
     }
 
     /// What the first rank has decided, and its progress, to all.

@@ -8,6 +8,7 @@ use super::super::run::TrainingRun;
 use super::super::step::LossSums;
 use super::DataParallel;
 use crate::error::Result;
+use crate::event::EndReason;
 use crate::task::traits::{DataLoader, PrefetchedBatches};
 
 impl<D: DataLoader> TrainingRun<'_, D> {
@@ -27,10 +28,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     ) -> Result<T> {
         let Some(parallel) = &mut self.parallel else { return accumulated };
         self.device.synchronise()?;
-        // Before it waits for any other.
-        parallel.set_own_secs(begun.elapsed().as_secs_f64());
         let is_done_here = accumulated.is_ok();
-        let agreed = parallel.agree(accumulated);
+        let agreed = parallel.agree(accumulated, begun.elapsed().as_secs_f64());
         if let (true, Err(error)) = (is_done_here, &agreed) {
             // Another rank gave it up: what this one has is as before the step.
             *ahead = self.loader.read_from(self.progress.batches);
@@ -44,11 +43,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Sums what every rank accumulated.
     pub(in super::super) fn exchange(&mut self, sums: &mut LossSums) -> Result<()> {
         let Some(parallel) = &mut self.parallel else { return Ok(()) };
-        parallel.share_by_speed()?;
-        let mut losses = [sums.loss, sums.weight];
-        parallel.sum(&mut losses, &mut self.session)?;
-        [sums.loss, sums.weight] = losses;
-        Ok(())
+        *sums = parallel.sum(*sums, self.pacing.celsius(), &mut self.session)?;
+        let told = parallel.told_shares(self.progress.step + 1);
+        told.map_or(Ok(()), |told| self.events.emit(told))
     }
 
     /// Evaluates and decides; of several ranks the first does, and the others follow.
@@ -68,7 +65,11 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     ) -> Result<LoopDecision> {
         let is_interrupted = parallel.is_any(!self.events.should_continue())?;
         let end = if parallel.is_first() {
-            self.evaluate_and_decide(is_unhealthy, is_interrupted)?.end
+            let LoopDecision { end, save } =
+                self.evaluate_and_decide(is_unhealthy, is_interrupted)?;
+            // Who joins starts from the checkpoint that was just saved.
+            let is_joined = save == Some(SaveReason::Latest) && parallel.is_join_asked();
+            end.or(is_joined.then_some(EndReason::Interrupted))
         } else {
             None
         };

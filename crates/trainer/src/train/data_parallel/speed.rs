@@ -1,0 +1,133 @@
+//! How fast every rank is, and which share of a step it gets for that.
+
+use std::ops::Range;
+
+use cluster::share::{shares, step_secs};
+
+use crate::event::RankShare;
+
+/// New shares must be so much faster. Chosen: measured speeds vary by as much.
+const GAIN: f64 = 1.03;
+/// How much the last step counts among the measured speeds.
+const NEWEST: f64 = 0.3;
+
+/// How long a rank took for the parts of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankTimes {
+    /// Forward and backward of its samples.
+    pub compute_secs: f64,
+    /// Waiting for other ranks; of the step before.
+    pub wait_secs: f64,
+    /// Summing gradients; of the step before.
+    pub exchange_secs: f64,
+    /// What its machine feels like; zero where nobody knows.
+    pub celsius: f64,
+}
+
+/// The samples of a step by rank, and the times that they follow from. All ranks have the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepShares {
+    samples: Vec<usize>,
+    /// Seconds of a sample, as measured.
+    sample_secs: Vec<Option<f64>>,
+    times: Vec<RankTimes>,
+}
+
+impl RankTimes {
+    /// Its numbers.
+    pub const LEN: usize = 4;
+
+    fn from_numbers(numbers: &[f64]) -> Self {
+        let at = |index: usize| numbers.get(index).copied().unwrap_or_default();
+        Self { compute_secs: at(0), wait_secs: at(1), exchange_secs: at(2), celsius: at(3) }
+    }
+
+    /// All ranks' numbers in a row, of which only this rank's are known: the sum over ranks has all.
+    pub fn spread(self, rank: usize, size: usize) -> Vec<f64> {
+        let mut all = vec![0.0; size * Self::LEN];
+        let own = [self.compute_secs, self.wait_secs, self.exchange_secs, self.celsius];
+        all[rank * Self::LEN..][..Self::LEN].copy_from_slice(&own);
+        all
+    }
+}
+
+impl StepShares {
+    /// As many samples for each rank, before anything is known of them.
+    pub fn equal(size: usize, n_samples: usize) -> Self {
+        Self {
+            samples: shares(&vec![1.0; size], n_samples),
+            sample_secs: vec![None; size],
+            times: vec![RankTimes::default(); size],
+        }
+    }
+
+    /// A rank's samples of a step.
+    pub fn of(&self, rank: usize) -> Range<usize> {
+        let start = self.samples[..rank].iter().sum();
+        start..start + self.samples[rank]
+    }
+
+    /// Learns how long every rank took, from the sums of [`RankTimes::spread`]; says whether shares change.
+    pub fn learn(&mut self, numbers: &[f64]) -> bool {
+        self.times = numbers.chunks(RankTimes::LEN).map(RankTimes::from_numbers).collect();
+        let ranks = self.sample_secs.iter_mut().zip(&self.times).zip(&self.samples);
+        for ((known, times), n) in ranks.filter(|(_, n)| **n > 0) {
+            let now = times.compute_secs / *n as f64;
+            *known = Some(known.map_or(now, |before| before + NEWEST * (now - before)));
+        }
+        let Some(secs) = self.sample_secs.iter().copied().collect::<Option<Vec<f64>>>() else {
+            return false;
+        };
+        let better = shares(&secs, self.samples.iter().sum());
+        let is_better = step_secs(&secs, &self.samples) > GAIN * step_secs(&secs, &better);
+        if is_better {
+            self.samples = better;
+        }
+        is_better
+    }
+
+    /// For people; `names` are those of the ranks' nodes and devices.
+    pub fn describe(&self, names: &[[String; 2]]) -> Vec<RankShare> {
+        let ranks = names.iter().zip(&self.samples).zip(&self.times);
+        let share =
+            |(([node, device], samples), times): ((&[String; 2], &usize), &RankTimes)| RankShare {
+                node: node.clone(),
+                device: device.clone(),
+                samples: *samples,
+                compute_secs: times.compute_secs,
+                wait_secs: times.wait_secs,
+                exchange_secs: times.exchange_secs,
+                celsius: Some(times.celsius).filter(|celsius| *celsius != 0.0),
+            };
+        ranks.map(share).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(secs: [f64; 2]) -> Vec<f64> {
+        let rank = |rank: usize| RankTimes {
+            compute_secs: secs[rank],
+            celsius: 50.0,
+            ..RankTimes::default()
+        };
+        let both = rank(0).spread(0, 2).into_iter().zip(rank(1).spread(1, 2));
+        both.map(|(one, other)| one + other).collect()
+    }
+
+    #[test]
+    fn shares_follow_measured_speeds() {
+        let mut shares = StepShares::equal(2, 24);
+        assert_eq!((shares.of(0), shares.of(1)), (0..12, 12..24));
+        // A rank of half the speed.
+        assert!(shares.learn(&times([6.0, 12.0])));
+        assert_eq!((shares.of(0), shares.of(1)), (0..16, 16..24));
+        // As measured now; noise of a percent changes nothing.
+        assert!(!shares.learn(&times([8.0, 8.08])));
+        assert_eq!(shares.of(0), 0..16);
+        let told = shares.describe(&[["a".into(), "cpu".into()], ["b".into(), "cpu".into()]]);
+        assert_eq!((told[1].samples, told[1].celsius), (8, Some(50.0)));
+    }
+}
