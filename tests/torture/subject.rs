@@ -122,7 +122,8 @@ impl Subject {
         let shim = place.path().join("shim.so");
         let source = package().join("../../tests/torture/shim.c");
         let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-shared", "-fPIC", "-o", text(&shim), text(&source), "-ldl"]);
+        compiler.args(["-O1", "-Wno-unused-result", "-shared", "-fPIC"]);
+        compiler.args(["-o", text(&shim), text(&source), "-ldl"]);
         assert!(compiler.status().unwrap().success(), "shim.c does not compile");
         match work {
             Work::Train { data, adapter } => write_job(place.path(), data, adapter),
