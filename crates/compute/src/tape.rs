@@ -236,6 +236,11 @@ impl<'m> Tape<'m> {
         self.first_uses.borrow().params()
     }
 
+    /// Whether a backward pass may follow.
+    pub fn is_recording(&self) -> bool {
+        self.mode != TapeMode::Off
+    }
+
     /// A tensor from outside whose gradient is wanted back.
     pub fn leaf(&self, tensor: Tensor) -> Var {
         Var { grad_target: Some(GradTarget::Node(self.new_node())), ..Var::from(tensor) }

@@ -26,12 +26,13 @@ mod patchify;
 mod qk_norm_rope;
 mod rms_norm;
 mod tokens;
+mod top_k;
 mod upsample;
 
 pub use activation::Activation;
 pub use attention::Attention;
 pub use conv::{Conv2d, Conv3d, ConvPadding};
-pub use cross_entropy::IGNORE_INDEX;
+pub use cross_entropy::{IGNORE_INDEX, RowLosses};
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
@@ -43,6 +44,7 @@ pub use optimizer::{
 };
 pub use patchify::{PatchOrder, PatchedSize};
 pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
+pub use top_k::top_k;
 
 use crate::op::Op;
 use crate::var::{Chunk, Var};

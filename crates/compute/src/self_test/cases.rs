@@ -4,7 +4,7 @@ use crate::ops::{
     Activation, AdamW, Attention, Conv2d, Conv3d, ConvPadding, GradClip, LatentScaling, LatentStd,
     Linear, Lora, Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw,
     adamw_8bit, add_noise, count_not_finite, ema, global_norm, rope_table, row_norms,
-    sample_latents, stochastic_round,
+    sample_latents, stochastic_round, top_k,
 };
 use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
@@ -108,6 +108,12 @@ fn elementwise_cases() -> Vec<SelfTestCase> {
         SelfTestCase::new("gumbel softmax", &[x], |tape, v| {
             tape.gumbel_softmax(v[0].clone(), 0.7, false)
         })
+        .slack(4.0),
+        SelfTestCase::new("gumbel softmax, mirrored", &[], |tape, v| {
+            let [_, mirrored] = tape.gumbel_softmax_pair(v[0].tensor(), 0.7)?;
+            Ok(mirrored.into())
+        })
+        .then(&[(x, InputRole::Frozen)])
         .slack(4.0),
     ];
     let activations = [
@@ -279,6 +285,12 @@ fn tokens() -> Vec<SelfTestCase> {
             let ids = tape.device().upload([2, 5], &[4u32, 0, 4, 1, 2, 3, 3, 3, 0, 6])?;
             tape.scatter_tokens(&v[0], &ids, 7)
         }),
+        SelfTestCase::new("largest keys", &[], |tape, v| {
+            let ids = top_k(v[0].tensor(), 5)?.to_vec::<u32>();
+            let ids: Vec<f32> = ids.into_iter().map(|id| id as f32).collect();
+            Ok(tape.device().upload([2, 5], &ids)?.into())
+        })
+        .then(&[([2, 300].into(), InputRole::FrozenF32)]),
         SelfTestCase::new("embedding", &[[11, 9].into()], |tape, v| {
             tape.embedding(&tape.device().upload([4], &[10u32, 3, 3, 0])?, &v[0])
         }),

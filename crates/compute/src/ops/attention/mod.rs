@@ -14,7 +14,7 @@
 //! With CUDA and no gradient, one wide head is computed by matmuls, strip by strip (`matmuls.rs`).
 //!
 //! Blocks of keys that no query of a block sees are skipped. Work is counted as if none were, since
-//! what is seen is data, and a plan has none.
+//! what is seen is data, and a plan has none; only a window is known to it.
 
 mod cpu;
 mod cuda;
@@ -48,6 +48,9 @@ pub struct Attention<'a> {
     pub key_lengths: Option<&'a Tensor>,
     /// The first key that each query sees, u32 `[samples, queries]`; the sample's first if not given.
     pub first_keys: Option<&'a Tensor>,
+    /// The most keys that a query sees, where `first_keys` leave all of them so few: sliding-window attention. Work
+    /// is counted by it.
+    pub window: Option<usize>,
     /// What is added to scale·q·k by the distance of key and query, f32
     /// [heads, queries + keys - 1]: the number at key - query + queries - 1. Frozen, and finite.
     pub relative_bias: Option<&'a Tensor>,
@@ -66,6 +69,7 @@ impl Attention<'_> {
             is_causal: false,
             key_lengths: None,
             first_keys: None,
+            window: None,
             relative_bias: None,
             allows_tf32: false,
         }
@@ -151,6 +155,8 @@ struct AttentionSizes {
     kv_heads: usize,
     /// Width of a head.
     d: usize,
+    /// The most keys that a query sees.
+    seen: usize,
     scale: f32,
     dtype: Dtype,
 }
@@ -171,9 +177,9 @@ impl AttentionSizes {
         }
     }
 
-    /// FLOPs of one matmul of queries and keys, over all heads.
+    /// FLOPs of one matmul of queries and the keys they see, over all heads.
     fn matmul_flops(&self) -> usize {
-        2 * self.samples * self.heads * self.queries * self.keys * self.d
+        2 * self.samples * self.heads * self.queries * self.seen * self.d
     }
 }
 
@@ -206,7 +212,27 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Attent
         op.expect_shape("relative", relative, [how.n_heads, distances])?;
     }
     let (heads, kv_heads, scale) = (how.n_heads, how.n_kv_heads, how.scale);
-    Ok(AttentionSizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
+    let seen = how.window.map_or(keys, |window| window.min(keys));
+    let sizes = AttentionSizes { samples, queries, keys, heads, kv_heads, d, seen, scale, dtype };
+    check_window(op, sizes, how)?;
+    Ok(sizes)
+}
+
+/// First keys that leave each query so many keys as its window has, at most.
+fn check_window(op: &Op<'_>, sizes: AttentionSizes, how: Attention<'_>) -> Result<()> {
+    let Some(window) = how.window.filter(|window| *window < sizes.keys && op.has_data()) else {
+        return Ok(());
+    };
+    let AttentionSizes { samples, queries, keys, .. } = sizes;
+    let first_keys = how.first_keys.map(Tensor::indices);
+    let seen = |index: usize| {
+        let end = if how.is_causal { keys - queries + index % queries + 1 } else { keys };
+        let first = first_keys.as_ref().map_or(0, |all| all[index] as usize);
+        end.saturating_sub(first)
+    };
+    let most = (0..samples * queries).map(seen).max().unwrap_or(0);
+    let expected = format!("at most the window, {window}");
+    op.expect_range("number of keys that a query sees", &most, most <= window, &expected)
 }
 
 /// Numbers of keys, none of which is more than there are.

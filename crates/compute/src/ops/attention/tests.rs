@@ -200,6 +200,30 @@ fn packed_documents_are_as_they_are_apart() {
     assert!(packed != of(0, n_tokens, how));
 }
 
+/// A window changes what is counted, and not what is computed: first keys say which keys are seen.
+#[test]
+fn a_window_is_counted_and_kept() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.upload([1, 9, 4], &[0.5f32; 36]).unwrap());
+    let first_keys: Vec<u32> = (0..9u32).map(|query| query.saturating_sub(2)).collect();
+    let first_keys = device.upload([1, 9], &first_keys).unwrap();
+    let causal = Attention { is_causal: true, ..Attention::full(2, 2) };
+    let how = Attention { first_keys: Some(&first_keys), ..causal };
+    let flops = |how: Attention<'_>| {
+        let before = device.work();
+        tape.attention(&x, &x, &x, how).unwrap();
+        device.work().since(&before).flops
+    };
+    assert_eq!(flops(how), 3 * flops(Attention { window: Some(3), ..how }));
+    let error = tape.attention(&x, &x, &x, Attention { window: Some(2), ..how }).err().unwrap();
+    let expected =
+        "attention: number of keys that a query sees is 3, expected at most the window, 2";
+    assert_eq!(error.to_string(), expected);
+    assert!(tape.attention(&x, &x, &x, Attention { window: Some(3), ..causal }).is_err());
+    assert!(tape.attention(&x, &x, &x, Attention { window: Some(9), ..causal }).is_ok());
+}
+
 #[test]
 fn distances_count() {
     let case = Case { is_relative: true, ..CASE };

@@ -53,13 +53,25 @@ impl Tape<'_> {
     /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORE_INDEX`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let (kind, is_trained) = (self.device().kind(), weight.grad_target().is_some());
-        let dtype = logits_dtype(x.dtype(), kind);
-        let chunk = LogitsChunkSize::of(weight.shape(), is_trained, dtype, kind);
-        self.cross_entropy_by(chunk, x, weight, targets)
+        self.cross_entropy_by(self.logits_chunk(x, weight), x, weight, targets)
     }
 
-    /// The same with so much of the logits at a time.
+    /// The same, and the loss of each row. No gradient leads through those.
+    pub fn cross_entropy_with_rows(
+        &self,
+        x: &Var,
+        weight: &Var,
+        targets: &Tensor,
+    ) -> Result<(Var, RowLosses)> {
+        self.cross_entropy_rows_by(self.logits_chunk(x, weight), x, weight, targets)
+    }
+
+    fn logits_chunk(&self, x: &Var, weight: &Var) -> LogitsChunkSize {
+        let (kind, is_trained) = (self.device().kind(), weight.grad_target().is_some());
+        LogitsChunkSize::of(weight.shape(), is_trained, logits_dtype(x.dtype(), kind), kind)
+    }
+
+    /// The mean with so much of the logits at a time.
     fn cross_entropy_by(
         &self,
         cut: LogitsChunkSize,
@@ -67,6 +79,17 @@ impl Tape<'_> {
         weight: &Var,
         targets: &Tensor,
     ) -> Result<Var> {
+        Ok(self.cross_entropy_rows_by(cut, x, weight, targets)?.0)
+    }
+
+    /// The same, and the loss of each row.
+    fn cross_entropy_rows_by(
+        &self,
+        cut: LogitsChunkSize,
+        x: &Var,
+        weight: &Var,
+        targets: &Tensor,
+    ) -> Result<(Var, RowLosses)> {
         let op = self.begin_op("cross_entropy");
         check(&op, x, weight, targets)?;
         let n_rows = x.shape().rows();
@@ -91,14 +114,14 @@ impl Tape<'_> {
             Backend::Cuda(backend) => cuda::finish(backend, &folds, targets, &mut mean),
             Backend::Gpu(backend) => gpu::finish(backend, &folds, targets, &mut mean),
         }
-        let result = op.result(mean);
+        let (result, losses) = (op.result(mean), RowLosses { folds });
         if !sums.is_any() {
-            return Ok(result);
+            return Ok((result, losses));
         }
         self.save_extra(&op);
         let share = 1.0 / count(targets) as f32;
         let inputs = [x, weight].map(|var| (var.grad_target(), var.shape(), var.dtype()));
-        Ok(self.record(result, move |back, gradient| {
+        let result = self.record(result, move |back, gradient| {
             for (sum, (source, shape, dtype)) in [sums.x, sums.weight].into_iter().zip(inputs) {
                 let Some(sum) = sum else { continue };
                 let Some(mut slot) = back.slot_of(source, shape, dtype)? else { continue };
@@ -106,7 +129,28 @@ impl Tape<'_> {
                 back.put(slot);
             }
             Ok(())
-        }))
+        });
+        Ok((result, losses))
+    }
+}
+
+/// The loss of each row, still on the device.
+pub struct RowLosses {
+    /// [rows, FOLD]
+    folds: Tensor,
+}
+
+impl RowLosses {
+    /// Copies them to the host, in nats. Zeros on a meta device. That of a row that does not count means nothing.
+    pub fn read(&self) -> Result<Vec<f64>> {
+        if self.folds.device().is_meta() {
+            return Ok(vec![0.0; self.folds.shape().rows()]);
+        }
+        let folds = self.folds.read::<f32>()?;
+        let loss = |[largest, sum, target]: &[f32; FOLD]| {
+            f64::from(*largest) - f64::from(*target) + f64::from(*sum).ln()
+        };
+        Ok(folds.as_chunks().0.iter().map(loss).collect())
     }
 }
 

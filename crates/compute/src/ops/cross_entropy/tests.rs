@@ -259,6 +259,29 @@ fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {
 }
 
 #[test]
+fn the_mean_is_that_of_the_rows() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.upload([3, 1], &[1.0f32, -2.0, 0.5]).unwrap());
+    let weight = Var::from(device.upload([2, 1], &[1.0f32, 3.0]).unwrap());
+    let targets = device.upload([3], &[0, IGNORE_INDEX, 1]).unwrap();
+    let (mean, rows) = tape.cross_entropy_with_rows(&x, &weight, &targets).unwrap();
+    let rows = rows.read().unwrap();
+    // ln(e^a + e^b) - the target's
+    let exact = |a: f64, b: f64, target: f64| (a.exp() + b.exp()).ln() - target;
+    let (first, last) = (exact(1.0, 3.0, 1.0), exact(0.5, 1.5, 1.5));
+    assert!((rows[0] - first).abs() < 1e-6 && (rows[2] - last).abs() < 1e-6, "{rows:?}");
+    let mean = f64::from(mean.tensor().to_vec::<f32>()[0]);
+    assert!((mean - f64::midpoint(first, last)).abs() < 1e-6, "{mean}");
+    let meta = Device::meta(DeviceKind::cpu(1), 1 << 20);
+    let tape = Tape::inference(&meta, &params, 0);
+    let of = |sizes: [usize; 2]| Var::from(meta.zeros(sizes, Dtype::F32).unwrap());
+    let targets = meta.upload([3], &[0u32; 3]).unwrap();
+    let (_, rows) = tape.cross_entropy_with_rows(&of([3, 1]), &of([2, 1]), &targets).unwrap();
+    assert_eq!(rows.read().unwrap(), [0.0; 3]);
+}
+
+#[test]
 fn nan_is_not_hidden() {
     assert!(loss_of(&[1.0, f32::NAN], &[1.0, 2.0], &[0, 0]).is_nan());
     assert!(loss_of(&[1.0, 1.0], &[f32::NAN, 2.0], &[1, 1]).is_nan());

@@ -104,7 +104,8 @@ impl GumbelDraw {
         let width = row.len();
         load(logits.map_or(own, |logits| &logits[index * width..][..width]), row);
         for (number, at) in row.iter_mut().zip(index * width..) {
-            *number += noise(self.sequence.uniform(at));
+            let u = self.sequence.uniform(at);
+            *number += noise(if self.is_mirrored { 1.0 - u } else { u });
         }
     }
 

@@ -56,7 +56,7 @@ impl CudaGumbel {
 
     fn launch(&self, cuda: &CudaBackend, draw: GumbelDraw, tensors: [CudaArg; 3]) {
         let [seed, stream, first] = draw.sequence.parts();
-        let rest = arguments![self.width, draw.temperature, seed, stream, first];
+        let rest = arguments![self.width, draw.temperature, draw.is_mirrored, seed, stream, first];
         let arguments = [&tensors[..], &rest].concat();
         cuda.launch(&KERNELS, "gumbel", self.variant, LaunchConfig::blocks(self.rows), &arguments);
     }

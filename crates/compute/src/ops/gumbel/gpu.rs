@@ -52,7 +52,7 @@ impl GpuGumbel {
     }
 
     fn launch(&self, gpu: &GpuBackend, draw: GumbelDraw, tensors: [GpuArg<'_>; 3]) {
-        let numbers = arguments![self.width, draw.temperature];
+        let numbers = arguments![self.width, draw.temperature, draw.is_mirrored];
         let arguments = [&tensors[..], &numbers, &sequence_args(draw.sequence)].concat();
         gpu.launch(&KERNELS, "gumbel", &self.variant, self.rows, &arguments);
     }

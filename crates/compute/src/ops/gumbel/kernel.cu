@@ -4,18 +4,19 @@
 // Half a step of the random numbers below 1: what is nearer counts as this far.
 #define NEAREST_TO_ONE (1.0f / (1 << 25))
 
-struct Draw { u64 seed, stream, first; };
+struct Draw { u64 seed, stream, first; int mirrored; };
 
 DEVICE float score(const X* logits, u64 at, Draw draw) {
-    float wait = -logf(random_uniform(draw.seed, draw.stream, draw.first + at));
+    float u = random_uniform(draw.seed, draw.stream, draw.first + at);
+    float wait = -logf(draw.mirrored ? 1.0f - u : u);
     return to_f32(logits[at]) - logf(wait < NEAREST_TO_ONE ? NEAREST_TO_ONE : wait);
 }
 
 // Soft choices, and the hard ones that belong to them: either may be left out. `soft` or `hard` may lie
 // where the logits do, since each thread writes the numbers that it read.
-KERNEL gumbel(const X* logits, X* soft, X* hard, u64 width, float temperature, u64 seed, u64 stream,
-              u64 first_number) {
-    Draw draw = {seed, stream, first_number};
+KERNEL gumbel(const X* logits, X* soft, X* hard, u64 width, float temperature, int mirrored, u64 seed,
+              u64 stream, u64 first_number) {
+    Draw draw = {seed, stream, first_number, mirrored};
     u64 first = (u64)blockIdx.x * width;
     float most = -INFINITY;
     for (u64 i = threadIdx.x; i < width; i += blockDim.x) {

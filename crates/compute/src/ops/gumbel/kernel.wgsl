@@ -6,8 +6,8 @@ const NEAREST_TO_ONE: f32 = 1.0 / 33554432.0;
 
 // Soft choices, and the hard ones that belong to them: either may be left out. Without logits they lie where
 // the first of the two is written, since each thread writes the numbers that it read.
-kernel gumbel(logits: [X], soft: mut [X], hard: mut [X], width: u32, temperature: f32, seed_low: u32,
-              seed_high: u32, number_low: u32, number_high: u32, first_low: u32, first_high: u32) {
+kernel gumbel(logits: [X], soft: mut [X], hard: mut [X], width: u32, temperature: f32, mirrored: u32,
+              seed_low: u32, seed_high: u32, number_low: u32, number_high: u32, first_low: u32, first_high: u32) {
     let start = group * p.width;
     // The largest of a thread's own, and its place counted from the end, so that the largest count is the first.
     var best = LOWEST;
@@ -51,7 +51,8 @@ fn score(at: u32) -> f32 {
     if has_logits() { logit = logits(at); }
     else if has_soft() { logit = soft(at); }
     else { logit = hard(at); }
-    let wait = max(-logarithm(random_uniform(stream, at)), NEAREST_TO_ONE);
+    let u = random_uniform(stream, at);
+    let wait = max(-logarithm(select(u, 1.0 - u, p.mirrored != 0u)), NEAREST_TO_ONE);
     return logit - logarithm(wait);
 }
 

@@ -18,11 +18,11 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::Result;
 use crate::device::Backend;
 use crate::random::RandomSequence;
 use crate::tape::Tape;
 use crate::var::{SavedTensor, Var};
+use crate::{Result, Tensor};
 
 /// FLOPs per element, for the work counter; a logarithm or an exponential counts as ten, a random
 /// number as forty.
@@ -37,7 +37,8 @@ impl Tape<'_> {
         let dtype = op.expect_real("logits", logits.tensor())?;
         let is_fit = temperature > 0.0 && temperature.is_finite();
         op.expect_range("temperature", &temperature, is_fit, "above 0 and finite")?;
-        let draw = GumbelDraw { temperature, sequence: self.random_sequence(logits.shape()) };
+        let sequence = self.random_sequence(logits.shape());
+        let draw = GumbelDraw { temperature, sequence, is_mirrored: false };
         let (source, shape) = (logits.grad_target(), logits.shape());
         let is_tracked = self.requires_grad(&[&logits]);
         let logits = logits.into_tensor();
@@ -93,6 +94,28 @@ impl Tape<'_> {
             back.pass(source, gradient)
         }))
     }
+
+    /// Two soft choices with opposite noise (antithetic variates): where one has u, the other has 1 - u. No gradient
+    /// leads through them.
+    pub fn gumbel_softmax_pair(&self, logits: &Tensor, temperature: f32) -> Result<[Tensor; 2]> {
+        let op = self.begin_op("gumbel_softmax_pair");
+        let dtype = op.expect_real("logits", logits)?;
+        let is_fit = temperature > 0.0 && temperature.is_finite();
+        op.expect_range("temperature", &temperature, is_fit, "above 0 and finite")?;
+        let (shape, sequence) = (logits.shape(), self.random_sequence(logits.shape()));
+        let mut pair = [op.alloc(shape, dtype)?, op.alloc(shape, dtype)?];
+        op.count(2 * FLOPS * shape.elements(), &[logits, &pair[0], &pair[1]]);
+        for (values, is_mirrored) in pair.iter_mut().zip([false, true]) {
+            let draw = GumbelDraw { temperature, sequence, is_mirrored };
+            match op.backend() {
+                Backend::Meta => {}
+                Backend::Cpu(backend) => cpu::one(backend, draw, Some(logits), values, false),
+                Backend::Cuda(backend) => cuda::one(backend, draw, Some(logits), values, false),
+                Backend::Gpu(backend) => gpu::one(backend, draw, Some(logits), values, false),
+            }
+        }
+        Ok(pair)
+    }
 }
 
 /// What makes a choice.
@@ -100,4 +123,6 @@ impl Tape<'_> {
 struct GumbelDraw {
     temperature: f32,
     sequence: RandomSequence,
+    /// Whether 1 - u takes the place of u.
+    is_mirrored: bool,
 }

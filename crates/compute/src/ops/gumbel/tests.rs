@@ -44,6 +44,31 @@ fn soft_choices() {
     }
 }
 
+/// The first of a pair is an ordinary choice, and the second has 1 - u for each u.
+#[test]
+fn a_pair_has_opposite_noise() {
+    let (device, params) = (device(), Params::default());
+    let logits = upload(&device, &Input::normal([3, 9], 1), Dtype::F32);
+    let tape = Tape::inference(&device, &params, 7);
+    let [first, second] = tape.gumbel_softmax_pair(&logits, 1.0).unwrap();
+    let tape = Tape::inference(&device, &params, 7);
+    let alone = tape.gumbel_softmax(Var::from(logits.clone()), 1.0, false).unwrap();
+    assert_eq!(first.to_vec::<f32>(), alone.tensor().to_vec::<f32>());
+    let (random, logits) = (RandomSequence::new(7, 0), logits.to_vec::<f32>());
+    for (row, found) in second.to_vec::<f32>().chunks(9).enumerate() {
+        let weight = |column: usize| {
+            let at = row * 9 + column;
+            let noise = -(-(1.0 - f64::from(random.uniform(at))).ln()).ln();
+            (f64::from(logits[at]) + noise).exp()
+        };
+        let sum: f64 = (0..9).map(weight).sum();
+        for (column, found) in found.iter().enumerate() {
+            let exact = weight(column) / sum;
+            assert!((f64::from(*found) - exact).abs() < 1e-5, "{row} {column}: {found} {exact}");
+        }
+    }
+}
+
 /// What a choice from normal logits gives, and its gradient for normal cotangents.
 fn run(device: &Device, dtype: Dtype, hard: bool, in_place: bool) -> (Vec<f32>, Vec<f32>) {
     let params = Params::default();
