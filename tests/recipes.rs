@@ -17,6 +17,7 @@ use trainer::model::offload::Offload;
 use trainer::plan::rates::{self, CallSizeUnit, RateCurve};
 use trainer::plan::{DeviceBudget, Plan, PlanRequest, Rates, choose};
 use trainer::task::traits::DatasetSummary;
+use trainer::train::compress;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::language::LanguagePipeline;
 
@@ -87,6 +88,12 @@ fn planned_over(recipe: &Path, limit_bytes: usize, link: f64) -> Result<Plan, Tr
 
 fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
+    if let Some(compress) = config.data.compression() {
+        let opened = compress::open(&config, compress, true)?;
+        let task = &opened.task(&config)?;
+        let dataset = &task.dataset_summary(config.train.batch_size);
+        return choose(PlanRequest { task, config: &config, dataset }, room);
+    }
     if matches!(config.data, TrainingData::Texts { .. }) {
         let opened = LanguagePipeline::open(&config, true)?;
         let task = &opened.task(&config)?;

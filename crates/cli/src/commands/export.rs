@@ -90,6 +90,11 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
     }
     let mut pipeline = match model::open(&arguments.base, &arguments.parts.paths())? {
         OpenModel::Language(base) => return language::run(arguments, *base, out),
+        OpenModel::Compressed(base) => {
+            let problem = format!("a compressed model has no adapters: {}", base.path.display());
+            let hint = "its folder is what a run exports; nothing else reads it";
+            return Err(TrainerError::Request { problem, hint }.into());
+        }
         OpenModel::Image(pipeline) => *pipeline,
     };
     if let Some(name) = arguments.name.as_ref().filter(|name| name.contains(['/', '\\'])) {

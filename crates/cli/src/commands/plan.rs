@@ -14,6 +14,7 @@ use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::memory_plot::{self, MemoryPlot};
 use trainer::plan::{self, DeviceBudget, Plan, PlanCandidate, Rates};
 use trainer::task::traits::{DatasetSummary, Task};
+use trainer::train::compress;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::language::LanguagePipeline;
 
@@ -94,7 +95,13 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
             let dataset = &DatasetSummary::estimate(task, config.train.batch_size)?;
             show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
         }
-        TrainingData::Texts { .. } => {
+        TrainingData::Texts { compress: Some(compress), .. } => {
+            let opened = compress::open(&config, compress, true)?;
+            let task = &opened.task(&config)?;
+            let dataset = &task.dataset_summary(config.train.batch_size);
+            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
+        }
+        TrainingData::Texts { compress: None, .. } => {
             let opened = LanguagePipeline::open(&config, true)?;
             let task = &opened.task(&config)?;
             let dataset = &task.dataset_summary(config.train.batch_size);

@@ -18,6 +18,7 @@ use trainer::model::{self, OpenModel};
 use trainer::sample::clip::{self, Clip, ClipFileFormat};
 use trainer::sample::image_file::{self, ImageFileFormat};
 use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
+use trainer::text::Tokenizer;
 
 use super::device::{COMPUTER, DeviceArgs, FormatArgs, MemoryLimitArg};
 use super::named_value;
@@ -220,7 +221,14 @@ fn guidance(text: &str) -> Result<f32, String> {
 
 pub fn run(arguments: &SampleArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     match model::open(&arguments.base, &arguments.images.parts.paths())? {
-        OpenModel::Language(base) => text::run(arguments, *base, out),
+        OpenModel::Language(mut base) => {
+            if let Some(adapter) = &arguments.adapter {
+                base.add_adapter(adapter)?;
+            }
+            let tokenizer = Tokenizer::open(&arguments.base)?;
+            text::run(arguments, &*base, tokenizer, out)
+        }
+        OpenModel::Compressed(base) => text::run_compressed(arguments, &base, out),
         OpenModel::Image(pipeline) => sample_images(arguments, *pipeline, out),
     }
 }

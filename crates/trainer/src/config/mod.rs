@@ -16,6 +16,7 @@ pub mod adapter;
 pub mod base;
 pub mod batch;
 mod bound;
+pub mod compress;
 pub mod data;
 pub mod error;
 pub mod generate;
@@ -50,6 +51,7 @@ use crate::suggest::nearest;
 use adapter::{AdapterConfig, AdapterKind, RawAdapter};
 use base::{BaseConfig, RawBase};
 use batch::PlanChoice;
+use compress::RawCompress;
 use data::RawData;
 use generate::RawGenerate;
 use machine::{MachineConfig, RawMachine};
@@ -69,6 +71,7 @@ pub struct RawConfig {
     base: RawBase,
     data: RawData,
     text: RawText,
+    compress: RawCompress,
     adapter: RawAdapter,
     train: RawTrain,
     optimizer: RawOptimizer,
@@ -110,10 +113,11 @@ pub const UNSET: &str = "unset";
 type SectionKeys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, SectionKeys); 10] = [
+const SECTIONS: [(&str, SectionKeys); 11] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
     ("text", RawText::keys),
+    ("compress", RawCompress::keys),
     ("adapter", RawAdapter::keys),
     ("train", RawTrain::keys),
     ("optimizer", RawOptimizer::keys),
@@ -216,11 +220,11 @@ impl RawConfig {
 
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
-        let Self { base, data, text, adapter, train, .. } = self;
+        let Self { base, data, text, compress, adapter, train, .. } = self;
         let Self { optimizer, sample, generate, machine, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
-        let mut material = TrainingData::decide(data, sample, text, generate, rows)?;
+        let mut material = TrainingData::decide(data, sample, text, compress, generate, rows)?;
         let family = material.family(&base.path);
         if let Some(family) = family {
             material.apply_family(family, rows)?;
@@ -277,6 +281,7 @@ impl RawConfig {
             "base" => read_table(&mut self.base, name, typed, &known),
             "data" => read_table(&mut self.data, name, typed, &known),
             "text" => read_table(&mut self.text, name, typed, &known),
+            "compress" => read_table(&mut self.compress, name, typed, &known),
             "adapter" => read_table(&mut self.adapter, name, typed, &known),
             "train" => read_table(&mut self.train, name, typed, &known),
             "optimizer" => read_table(&mut self.optimizer, name, typed, &known),

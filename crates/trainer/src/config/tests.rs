@@ -61,6 +61,15 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "text.cache=elsewhere",
     "text.token_format=u16",
     "text.follow_links=true",
+    "compress.keep_one_in=8",
+    "compress.select=spaces",
+    "compress.estimator=gumbel",
+    "compress.discount=0.5",
+    "compress.policy_weight=2",
+    "compress.early_weight=0.2",
+    "compress.window=32",
+    "compress.layers=3",
+    "compress.width=128",
     "generate.prompts=['once']",
     "generate.max_tokens=9",
     "generate.temperature=0",
@@ -199,6 +208,9 @@ fn every_key_has_an_effect() {
     let with = ["generate.prompts=['once']", "generate.every=5"];
     assert_ne!(set_text(&with[..1]).unwrap(), set_text(&with).unwrap());
     seen.insert("generate.every".into());
+    let with = ["compress.estimator=gumbel", "compress.temperature=0.5"];
+    assert_ne!(set_text(&with[..1]).unwrap(), set_text(&with).unwrap());
+    seen.insert("compress.temperature".into());
     let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
     assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
 }
@@ -212,6 +224,18 @@ fn a_job_is_about_images_or_about_texts() {
         (&["base.quantise_encoders=nf4"], "`base.quantise_encoders` has no effect with [text]"),
         (&["generate.every=5"], "`generate.every` has no effect with generate.prompts = []"),
         (&["train.validate_every=5"], "`train.validate_every` has no effect with text.validation"),
+        (
+            &["compress.temperature=2"],
+            "`compress.temperature` has no effect with compress.estimator = \"reinforce\"",
+        ),
+        (
+            &["compress.select=stride", "compress.discount=0.5"],
+            "`compress.discount` has no effect with compress.select = \"stride\"",
+        ),
+        (
+            &["compress.select=all", "compress.keep_one_in=3"],
+            "`compress.keep_one_in` has no effect with compress.select = \"all\"",
+        ),
     ] {
         let said = set_text(arguments).unwrap_err().to_string();
         assert!(said.starts_with(expected), "{said}");
@@ -473,7 +497,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),
     (
         "[xxxxxxxxxx]",
-        "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [adapter], [train], \
+        "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [compress], [adapter], [train], \
          [optimizer], [sample], [generate], [machine], [output]: JOB:5:2",
     ),
     (

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::compress::{CompressConfig, RawCompress};
 use super::data::{DataConfig, RawData, ValidationSplit};
 use super::error::ConfigError;
 use super::generate::{GenerationConfig, RawGenerate};
@@ -34,6 +35,8 @@ pub enum TrainingData {
         text: TextConfig,
         /// Texts written while training.
         generate: GenerationConfig,
+        /// Which tokens the largest part of the model sees, if not all.
+        compress: Option<CompressConfig>,
     },
 }
 
@@ -79,6 +82,7 @@ impl TrainingData {
         data: RawData,
         sample: RawSample,
         text: RawText,
+        compress: RawCompress,
         generate: RawGenerate,
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<Self, ConfigError> {
@@ -87,6 +91,7 @@ impl TrainingData {
         };
         let of_texts =
             typed("text", text.first_typed()).or(typed("generate", generate.first_typed()));
+        let of_texts = of_texts.or(typed("compress", compress.first_typed()));
         let Some((with, _)) = of_texts else {
             let (data, sample) = (data.decide("data", rows)?, sample.decide("sample", rows)?);
             return Ok(Self::Images { data, sample });
@@ -95,8 +100,11 @@ impl TrainingData {
         if let Some((key, origin)) = of_images {
             return Err(ConfigError::NoEffect { key, with, origin });
         }
-        let (text, generate) = (text.decide("text", rows)?, generate.decide("generate", rows)?);
-        Ok(Self::Texts { text, generate })
+        let text = text.decide("text", rows)?;
+        let is_compressed = compress.first_typed().is_some();
+        let compress = is_compressed.then(|| CompressConfig::new(compress, rows)).transpose()?;
+        let generate = generate.decide("generate", rows)?;
+        Ok(Self::Texts { text, generate, compress })
     }
 
     /// Leaves out what means nothing for this kind, and puts its own defaults.
@@ -223,11 +231,19 @@ impl TrainingData {
     /// The texts; an error where images are learnt from.
     pub fn texts(&self) -> Result<(&TextConfig, &GenerationConfig)> {
         match self {
-            Self::Texts { text, generate } => Ok((text, generate)),
+            Self::Texts { text, generate, .. } => Ok((text, generate)),
             Self::Images { data, .. } => Err(TrainerError::Request {
                 problem: format!("the job is about images, not texts: {}", data.images.display()),
                 hint: "give it text.path instead of data.images",
             }),
+        }
+    }
+
+    /// Which tokens the largest part of a language model sees, if not all.
+    pub fn compression(&self) -> Option<&CompressConfig> {
+        match self {
+            Self::Texts { compress, .. } => compress.as_ref(),
+            Self::Images { .. } => None,
         }
     }
 

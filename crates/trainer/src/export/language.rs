@@ -24,6 +24,8 @@ use super::model::{copy_files, is_weights, staged};
 use super::{AdapterFormat, ExportedFile, compare, kept_if_equal, write};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component};
+use crate::model::build::TensorSpec;
+use crate::model::compress::CompressedModel;
 use crate::model::config;
 use crate::model::files::{self, ShardedOutput, ValuesFn};
 use crate::model::llama::language_model::LanguageModel;
@@ -57,21 +59,51 @@ pub fn write_model(
     out: &Path,
     values: ValuesFn<'_>,
 ) -> Result<()> {
-    let tensors = base.tensor_specs()?;
+    let (tensors, config) = (base.tensor_specs()?, settings(base)?);
+    let folder = ModelFolder { path: &base.path, tensors, config };
+    write_folder(&folder, tokenizer, dtype, max_shard_bytes, out, values)
+}
+
+/// What a model's folder is made of, besides values.
+pub struct ModelFolder<'a> {
+    /// Where its other files are, if it is a folder.
+    path: &'a Path,
+    tensors: Vec<TensorSpec>,
+    /// `config.json`
+    config: Value,
+}
+
+impl<'a> ModelFolder<'a> {
+    /// Of a compressed model.
+    pub fn of_compressed(base: &'a CompressedModel) -> Result<Self> {
+        let config = serde_json::to_value(&base.config).expect("settings are plain JSON");
+        Ok(Self { path: &base.path, tensors: base.tensor_specs()?, config })
+    }
+}
+
+/// Writes a model as [`write_model`] does.
+pub fn write_folder(
+    ModelFolder { path, tensors, config }: &ModelFolder<'_>,
+    tokenizer: &Tokenizer,
+    dtype: FileDtype,
+    max_shard_bytes: u64,
+    out: &Path,
+    values: ValuesFn<'_>,
+) -> Result<()> {
     staged(out, |folder| {
         let failed = |source| TrainerError::Io { what: "write", path: folder.into(), source };
         fs::create_dir_all(folder).map_err(failed)?;
-        if base.path.is_dir() {
+        if path.is_dir() {
             let is_index = |path: &Path| path.to_string_lossy().ends_with(".index.json");
-            copy_files(&base.path, folder, |path| !is_weights(path) && !is_index(path))?;
+            copy_files(path, folder, |path| !is_weights(path) && !is_index(path))?;
         } else {
             tokenizer.save(folder)?;
         }
-        write_whole(&folder.join("config.json"), settings(base, dtype)?.as_bytes())?;
+        write_whole(&folder.join("config.json"), with_dtype(config, dtype).as_bytes())?;
         // Required by transformers.
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         let output = ShardedOutput { folder, stem: "model", max_shard_bytes };
-        files::save_shards(output, &metadata, &tensors, dtype, values)
+        files::save_shards(output, &metadata, tensors, dtype, values)
     })
 }
 
@@ -104,23 +136,27 @@ pub fn write_merged(
     })
 }
 
-/// `config.json`, with the dtype of the weights.
-fn settings(base: &LanguageModel, dtype: FileDtype) -> Result<String> {
+/// `config.json` of the base, or as a preset's would be.
+fn settings(base: &LanguageModel) -> Result<Value> {
     let own = base.path.join("config.json");
-    let mut settings: Value = if own.exists() {
-        config::read(&own)?
-    } else {
-        serde_json::to_value(&base.config).expect("settings are plain JSON")
-    };
+    if own.exists() {
+        return config::read(&own);
+    }
+    Ok(serde_json::to_value(&base.config).expect("settings are plain JSON"))
+}
+
+/// `config.json`, with the dtype of the weights.
+fn with_dtype(config: &Value, dtype: FileDtype) -> String {
+    let mut config = config.clone();
     let name = match dtype {
         FileDtype::Bf16 => "bfloat16",
         FileDtype::F16 => "float16",
         _ => "float32",
     };
     // Versions before 5 know the first, later ones both.
-    settings["torch_dtype"] = json!(name);
-    settings["dtype"] = json!(name);
-    Ok(format!("{settings:#}\n"))
+    config["torch_dtype"] = json!(name);
+    config["dtype"] = json!(name);
+    format!("{config:#}\n")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use weights::Catalog;
 
+use super::compress::{CompressedModel, CompressorTraining};
 use super::diffusion::Pipeline;
 use super::diffusion::denoiser::{DenoiserConfig, FAMILIES};
 use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
@@ -41,10 +42,16 @@ pub enum OpenModel {
     Image(Box<Pipeline>),
     /// A language model.
     Language(Box<LanguageModel>),
+    /// A compressed language model.
+    Compressed(Box<CompressedModel>),
 }
 
 /// Opens whichever model lies at a path; a checkpoint of an image model with `parts` for what it lacks.
 pub fn open(path: &Path, parts: &PartPaths) -> Result<OpenModel> {
+    if CompressedModel::is_at(path) {
+        let base = CompressedModel::open(path, CompressorTraining::default())?;
+        return Ok(OpenModel::Compressed(Box::new(base)));
+    }
     if is_language(path) {
         return LanguageModel::open(path).map(|base| OpenModel::Language(Box::new(base)));
     }

@@ -4,6 +4,7 @@
 pub mod adapter;
 pub mod build;
 pub mod component;
+pub mod compress;
 pub mod config;
 pub mod diffusion;
 pub mod encoder;

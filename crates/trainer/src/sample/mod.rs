@@ -2,6 +2,7 @@
 //! gives the peak memory of each phase; then an arena of that size is enough. `text` generates text.
 
 pub mod clip;
+mod compressed;
 pub(crate) mod encoding;
 mod exif;
 mod guided;

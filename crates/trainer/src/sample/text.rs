@@ -2,12 +2,16 @@
 //! function runs first on the meta device, which gives the peak memory; then an arena of that size is
 //! enough. Works on token ids only.
 
+use std::path::Path;
+
 use compute::{Device, DeviceKind, Params, Quantisation, Tape};
+use weights::BytesDoneFn;
 
 use super::StageMemory;
 use super::token_sampler::TokenSampler;
 use crate::cost::{self, nearest_fitting};
 use crate::error::{Result, TrainerError};
+use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::llama::kv_cache::KvCache;
@@ -54,10 +58,81 @@ impl GenerationRequest {
     }
 }
 
+/// A model of texts as it lies on disk, which can be loaded to generate some.
+pub trait GenerativeBase {
+    /// The same on a device.
+    type Model;
+
+    /// What was opened; the name of a preset.
+    fn path(&self) -> &Path;
+
+    /// Tokens that end a text, besides the tokenizer's.
+    fn eos_token_ids(&self) -> &[u32];
+
+    /// Checks that it can generate a text.
+    fn check_request(&self, request: &GenerationRequest) -> Result<()>;
+
+    /// Loads the model with its adapter.
+    fn load_adapted(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<(Self::Model, Adapters)>;
+
+    /// Generates a text on a device with memory for it.
+    fn generate(
+        &self,
+        device: &Device,
+        model: &Self::Model,
+        params: &Params,
+        request: &GenerationRequest,
+        is_end: &dyn Fn(u32) -> bool,
+        take: OnToken<'_>,
+    ) -> Result<GenerationResult>;
+}
+
+impl GenerativeBase for LanguageModel {
+    type Model = Llama;
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn eos_token_ids(&self) -> &[u32] {
+        &self.config.eos_token_ids
+    }
+
+    fn check_request(&self, request: &GenerationRequest) -> Result<()> {
+        request.check(&self.config)
+    }
+
+    fn load_adapted(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<(Llama, Adapters)> {
+        self.load_adapted(device, precision, tick)
+    }
+
+    fn generate(
+        &self,
+        device: &Device,
+        model: &Llama,
+        params: &Params,
+        request: &GenerationRequest,
+        is_end: &dyn Fn(u32) -> bool,
+        take: OnToken<'_>,
+    ) -> Result<GenerationResult> {
+        generate(device, model, params, request, is_end, take)
+    }
+}
+
 /// Peak bytes of loading a model and generating these texts one after the other, by a dry run. If that is more
 /// than `limit`, the error names the nearest request that would fit.
 pub fn plan_generation(
-    base: &LanguageModel,
+    base: &impl GenerativeBase,
     precision: Precision,
     requests: &[GenerationRequest],
     kind: DeviceKind,
@@ -90,7 +165,7 @@ pub fn plan_generation(
 }
 
 fn peak(
-    base: &LanguageModel,
+    base: &impl GenerativeBase,
     precision: Precision,
     requests: &[GenerationRequest],
     kind: DeviceKind,
@@ -98,7 +173,7 @@ fn peak(
     let device = Device::meta(kind, cost::UNLIMITED);
     let (model, adapters) = base.load_adapted(&device, precision, &|_| true)?;
     for request in requests {
-        generate(&device, &model, &adapters.params, request, &|_| false, &mut |_| true)?;
+        base.generate(&device, &model, &adapters.params, request, &|_| false, &mut |_| true)?;
     }
     Ok(device.usage().extent)
 }

@@ -13,14 +13,17 @@ use crate::config::training_data::TrainingData;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, Phase, ProgressUnit};
-use crate::export::{language, model};
+use crate::export::language::{self, ModelFolder};
+use crate::export::model;
 use crate::model::adapter::read::{adapter_in, is_checkpoint, state_file};
 use crate::model::build::{TensorRole, TensorSpec};
+use crate::model::compress::CompressedModel;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
 use crate::model::files;
 use crate::model::llama::language_model::LanguageModel;
 use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX, find_saved};
+use crate::train::compress;
 use crate::train::folder::{CONFIG, INITIAL};
 use crate::train::language::LanguagePipeline;
 
@@ -83,14 +86,20 @@ impl FullCheckpoint {
 
     /// Writes the model into a new folder, and opens it to check it. `tick` hears of every tensor.
     pub fn write(&self, parts: &PartPaths, out: &Path, tick: BytesDoneFn<'_>) -> Result<FullModel> {
-        match self.config.data {
+        match &self.config.data {
             TrainingData::Images { .. } => {
                 let pipeline = Pipeline::open(&self.config.base.path, parts)?;
                 let written = self.write_image_model(&pipeline, out, tick)?;
                 Pipeline::open(out, &PartPaths::default())?;
                 Ok(written)
             }
-            TrainingData::Texts { .. } => {
+            TrainingData::Texts { compress: Some(compress), .. } => {
+                let pipeline = compress::open(&self.config, compress, false)?;
+                let written = self.write_compressed_model(&pipeline, out, tick)?;
+                CompressedModel::open(out, compress.training())?;
+                Ok(written)
+            }
+            TrainingData::Texts { compress: None, .. } => {
                 let pipeline = LanguagePipeline::open(&self.config, false)?;
                 let written = self.write_language_model(&pipeline, out, tick)?;
                 LanguageModel::open(out)?;
@@ -128,6 +137,22 @@ impl FullCheckpoint {
         let dtype = files::file_dtype(self.config.base.dtype);
         let max_shard_bytes = self.config.output.max_shard_size.0;
         language::write_model(base, tokenizer, dtype, max_shard_bytes, out, &mut |_, want| {
+            Ok(self.values(&want.name, tick)?.expect("all of the model was trained"))
+        })?;
+        Ok(self.written())
+    }
+
+    pub(super) fn write_compressed_model(
+        &self,
+        LanguagePipeline { base, tokenizer }: &LanguagePipeline<CompressedModel>,
+        out: &Path,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<FullModel> {
+        self.check(&base.tensor_specs()?)?;
+        let dtype = files::file_dtype(self.config.base.dtype);
+        let max_shard_bytes = self.config.output.max_shard_size.0;
+        let folder = ModelFolder::of_compressed(base)?;
+        language::write_folder(&folder, tokenizer, dtype, max_shard_bytes, out, &mut |_, want| {
             Ok(self.values(&want.name, tick)?.expect("all of the model was trained"))
         })?;
         Ok(self.written())

@@ -1,9 +1,11 @@
 //! Training, from a job to the exported result. [`train`] is the list of its stages; each is a module of its
 //! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is the
-//! [`Task`](crate::task::traits::Task), implemented in `diffusion/` and `language/`.
+//! [`Task`](crate::task::traits::Task), implemented in `diffusion/` and `language/`; `compress/` is a
+//! language task with another model.
 
 mod begin;
 pub mod checkpoint;
+pub mod compress;
 mod data_parallel;
 mod decision;
 mod device;
@@ -37,6 +39,7 @@ pub use self::device::DeviceSetup;
 use self::device::{MeteredDevice, RunSetup};
 use self::diffusion::DiffusionTask;
 use self::folder::RunOutput;
+use self::language::LanguagePipeline;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::training_data::TrainingData;
@@ -96,9 +99,14 @@ fn train_into(
 ) -> Result<RunEnd> {
     let RunOutput { folder, events } = output;
     events.emit(Event::Phase { name: Phase::Open })?;
-    let end = match config.data {
+    let end = match &config.data {
         TrainingData::Images { .. } => train_images(config, device_setup, output),
-        TrainingData::Texts { .. } => train_texts(config, device_setup, output),
+        TrainingData::Texts { compress: None, .. } => {
+            language::train(config, LanguagePipeline::open(config, false)?, device_setup, output)
+        }
+        TrainingData::Texts { compress: Some(compress), .. } => {
+            language::train(config, compress::open(config, compress, false)?, device_setup, output)
+        }
     }?;
     let figures = RunFigures::of(&History::open(&folder.path)?);
     let end = RunEnd { loss: figures.and_then(|figures| figures.final_loss), ..end };
@@ -126,28 +134,6 @@ fn train_images(
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.reason.is_done() && is_first(device_setup.world) {
         diffusion::write_result(&planned.config, &mut pipeline, end.step, folder, events)?;
-    }
-    Ok(end)
-}
-
-/// Trains a language model on texts.
-fn train_texts(
-    config: &RunConfig,
-    device_setup: &DeviceSetup<'_>,
-    output: RunOutput<'_>,
-) -> Result<RunEnd> {
-    let RunOutput { folder, events } = output;
-    let pipeline = language::LanguagePipeline::open(config, false)?;
-    let task = pipeline.task(config)?;
-    let prepare = || language::prepare(config, &task, device_setup, events);
-    let (planned, texts) = first_rank_first(device_setup.world, prepare)?;
-    let task = pipeline.task(&planned.config)?;
-    let loader = language::TextLoader::new(task, &planned.config, texts)?;
-    let setup = planned.setup(device_setup);
-    let device = MeteredDevice::open(device_setup, &planned.plan)?;
-    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.reason.is_done() && is_first(device_setup.world) {
-        language::write_result(&planned.config, pipeline, end.step, folder, events)?;
     }
     Ok(end)
 }

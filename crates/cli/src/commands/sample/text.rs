@@ -8,9 +8,8 @@ use std::time::Instant;
 use compute::{Device, Params};
 use serde::Serialize;
 use trainer::TrainerError;
-use trainer::model::llama::Llama;
-use trainer::model::llama::language_model::LanguageModel;
-use trainer::sample::text::{GenerationRequest, generate, plan_generation};
+use trainer::model::compress::CompressedModel;
+use trainer::sample::text::{GenerationRequest, GenerativeBase, plan_generation};
 use trainer::sample::token_sampler::TokenSampler;
 use trainer::text::{Message, Tokenizer};
 
@@ -85,23 +84,35 @@ struct TextSampleRow {
     tokens_per_sec: Option<f64>,
 }
 
-pub fn run(
+/// A compressed model has no adapter, and no tokenizer if its tokens are bytes.
+pub fn run_compressed(
     arguments: &SampleArgs,
-    mut base: LanguageModel,
+    base: &CompressedModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    if let Some(adapter) = &arguments.adapter {
+        let problem = format!("a compressed model takes no adapter: {}", adapter.display());
+        return Err(TrainerError::Request { problem, hint: "leave out --adapter" }.into());
+    }
+    let has_own = arguments.base.join("tokenizer.json").exists();
+    let tokenizer = if has_own { Tokenizer::open(&arguments.base)? } else { Tokenizer::bytes() };
+    run(arguments, base, tokenizer, out)
+}
+
+pub fn run<B: GenerativeBase>(
+    arguments: &SampleArgs,
+    base: &B,
+    tokenizer: Tokenizer,
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     refuse_images(arguments)?;
-    if let Some(adapter) = &arguments.adapter {
-        base.add_adapter(adapter)?;
-    }
-    let tokenizer = Tokenizer::open(&arguments.base)?;
     let prompts = arguments.prompts()?;
-    let requests = requests(arguments, &base, &tokenizer, &prompts)?;
+    let requests = requests(arguments, base, &tokenizer, &prompts)?;
     let (limit_bytes, precision) =
         (arguments.engine.limit_bytes(arguments.limit)?, arguments.formats.precision());
     let peak_bytes =
-        plan_generation(&base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
+        plan_generation(base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
     let mut report = TextSampleReport { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
     if !arguments.plan {
         let interrupted = interrupt::flag()?;
@@ -151,7 +162,7 @@ fn refuse_images(arguments: &SampleArgs) -> Result<(), Failure> {
 /// The prompts in tokens, each with a seed of its own.
 fn requests(
     arguments: &SampleArgs,
-    base: &LanguageModel,
+    base: &impl GenerativeBase,
     tokenizer: &Tokenizer,
     prompts: &[String],
 ) -> Result<Vec<GenerationRequest>, Failure> {
@@ -164,7 +175,7 @@ fn requests(
             if chat { encode_chat(tokenizer, prompt)? } else { encode_prompt(tokenizer, prompt)? };
         let choice = TokenSampler { temperature, top_k, top_p, seed };
         let request = GenerationRequest { prompt, max_tokens, sampler: choice };
-        request.check(&base.config)?;
+        base.check_request(&request)?;
         requests.push(request);
     }
     Ok(requests)
@@ -190,16 +201,16 @@ fn encode_chat(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure>
 }
 
 /// A loaded model with all that its texts need.
-struct LoadedTextModel {
+struct LoadedTextModel<'a, B: GenerativeBase> {
     device: Device,
-    model: Llama,
+    model: B::Model,
     params: Params,
-    base: LanguageModel,
+    base: &'a B,
     tokenizer: Tokenizer,
     interrupted: Arc<AtomicBool>,
 }
 
-impl LoadedTextModel {
+impl<B: GenerativeBase> LoadedTextModel<'_, B> {
     /// Writes one text, and shows it as it comes if it is to be shown.
     fn generate(
         &self,
@@ -210,20 +221,21 @@ impl LoadedTextModel {
         let begun = Instant::now();
         let (mut text, mut decoder) = (String::new(), self.tokenizer.decoder());
         let (mut first, mut failed) = (None, None);
-        let ends = &self.base.config.eos_token_ids;
+        let ends = self.base.eos_token_ids();
         let is_end = |token: u32| ends.contains(&token) || self.tokenizer.is_eos(token);
         let mut show = |more: &str| match &mut shown {
             Some(out) => out.write_all(more.as_bytes()).and_then(|()| out.flush()),
             None => Ok(()),
         };
-        let Self { device, model, params, .. } = self;
-        let written = generate(device, model, params, request, &is_end, &mut |token| {
+        let mut take = |token| {
             first.get_or_insert_with(Instant::now);
             let more = decoder.push(token);
             failed = show(&more).err();
             text.push_str(&more);
             failed.is_none() && !self.interrupted.load(Ordering::Relaxed)
-        })?;
+        };
+        let Self { device, model, params, .. } = self;
+        let written = self.base.generate(device, model, params, request, &is_end, &mut take)?;
         if let Some(error) = failed {
             return Err(error.into());
         }

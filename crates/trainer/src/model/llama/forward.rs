@@ -37,6 +37,8 @@ pub struct BlockInputs {
     rope_table: Tensor,
     /// The first key that each query sees, [S, N].
     first_keys: Option<Tensor>,
+    /// The most keys that a query sees.
+    window: Option<usize>,
     /// How many keys of each sample count, `[S]`.
     key_lengths: Option<Tensor>,
     /// Whether queries are recomputed.
@@ -46,8 +48,22 @@ pub struct BlockInputs {
 impl BlockInputs {
     /// For texts of N tokens that a model only reads.
     pub fn of_text(config: &LlamaConfig, device: &Device, n: usize) -> Result<Self> {
+        Self::packed(config, device, n, Recompute::None)
+    }
+
+    /// For texts of N tokens in training.
+    pub fn packed(
+        config: &LlamaConfig,
+        device: &Device,
+        n: usize,
+        recompute: Recompute,
+    ) -> Result<Self> {
         let rope_table = rotary_table(config, device, 0..n)?;
-        Ok(Self { rope_table, first_keys: None, key_lengths: None, recomputes_queries: false })
+        Ok(Self::with_table(rope_table, recompute == Recompute::Queries))
+    }
+
+    fn with_table(rope_table: Tensor, recomputes_queries: bool) -> Self {
+        Self { rope_table, first_keys: None, window: None, key_lengths: None, recomputes_queries }
     }
 
     /// The same for tokens with a position on each of several axes. Of the pairs of a head, each axis turns as many as its
@@ -64,7 +80,13 @@ impl BlockInputs {
         let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
         let table = rope_table(&axes, &places);
         let rope_table = device.upload([positions.len(), config.head_dim], &table)?;
-        Ok(Self { rope_table, first_keys: None, key_lengths: None, recomputes_queries: false })
+        Ok(Self::with_table(rope_table, false))
+    }
+
+    /// The same, where each token attends from a first one on; to no more than `window`, if that is given.
+    #[must_use]
+    pub fn with_first_keys(&self, first_keys: Tensor, window: Option<usize>) -> Self {
+        Self { first_keys: Some(first_keys), window, ..self.clone() }
     }
 
     /// The same, with tokens after each sample's length masked.
@@ -108,24 +130,12 @@ impl Llama {
         recompute: Recompute,
     ) -> Result<Var> {
         self.config.check_length(ids.shape().width())?;
-        let table = self.angles(tape, 0..ids.shape().width())?;
-        let recomputes_queries = recompute == Recompute::Queries;
-        let inputs = BlockInputs {
-            rope_table: table,
-            first_keys: first_keys.cloned(),
-            key_lengths: None,
-            recomputes_queries,
-        };
-        let mut x = self.embed(tape, ids)?;
-        for (index, block) in self.blocks.iter().enumerate() {
-            [x] = tape.run_block(self.block_swap.as_ref(), index, || {
-                if !recompute.recomputes(index) {
-                    return Ok([block.forward(tape, &x, &inputs)?]);
-                }
-                let inputs = inputs.clone();
-                tape.recompute(&[&x], move |tape, x| Ok([block.forward(tape, &x[0], &inputs)?]))
-            })?;
-        }
+        let n = ids.shape().width();
+        let mut inputs = BlockInputs::packed(&self.config, tape.device(), n, recompute)?;
+        inputs.first_keys = first_keys.cloned();
+        let x = self.embed(tape, ids)?;
+        let swap = self.block_swap.as_ref();
+        let x = run_blocks(&self.blocks, swap, 0, tape, x, &inputs, recompute)?;
         self.normed(tape, &x)
     }
 
@@ -198,6 +208,28 @@ impl Llama {
     }
 }
 
+/// x [S, N, D] through some of a model's blocks, of which the first has the index `first` in the model.
+pub fn run_blocks<'m>(
+    blocks: &'m [LlamaBlock],
+    block_swap: Option<&'m BlockSwap>,
+    first: usize,
+    tape: &Tape<'m>,
+    mut x: Var,
+    inputs: &BlockInputs,
+    recompute: Recompute,
+) -> Result<Var> {
+    for (index, block) in (first..).zip(blocks) {
+        [x] = tape.run_block(block_swap, index, || {
+            if !recompute.recomputes(index) {
+                return Ok([block.forward(tape, &x, inputs)?]);
+            }
+            let inputs = inputs.clone();
+            tape.recompute(&[&x], move |tape, x| Ok([block.forward(tape, &x[0], &inputs)?]))
+        })?;
+    }
+    Ok(x)
+}
+
 fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) -> Result<Tensor> {
     let LlamaConfig { rope, head_dim, .. } = config;
     let sizes = [positions.len(), *head_dim];
@@ -256,6 +288,7 @@ impl LlamaBlock {
         let [q, k, v] = self.project(tape, x, &inputs.rope_table, inputs.recomputes_queries)?;
         let attention = Attention {
             first_keys: inputs.first_keys.as_ref(),
+            window: inputs.window,
             key_lengths: inputs.key_lengths.as_ref(),
             ..self.attention()
         };

@@ -1,5 +1,7 @@
 //! Presets of models to train from scratch, by size.
 
+use std::path::Path;
+
 use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 
 /// A preset. All have tied embeddings: at these sizes an output layer would be a large part of the model.
@@ -7,6 +9,8 @@ use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 pub enum LlamaPreset {
     /// For a first look on any computer.
     Tiny,
+    /// For an experiment of minutes on a GPU.
+    M25,
     /// As wide and deep as the smallest GPT-2.
     M125,
     /// As wide and deep as the middle GPT-2.
@@ -17,12 +21,13 @@ pub enum LlamaPreset {
 
 impl LlamaPreset {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Tiny, Self::M125, Self::M350, Self::B1];
+    pub const ALL: [Self; 5] = [Self::Tiny, Self::M25, Self::M125, Self::M350, Self::B1];
 
     /// Its name in jobs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
+            Self::M25 => "25M",
             Self::M125 => "125M",
             Self::M350 => "350M",
             Self::B1 => "1B",
@@ -34,6 +39,12 @@ impl LlamaPreset {
         Self::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name))
     }
 
+    /// The one that a path names, where nothing else lies there.
+    pub fn by_path(path: &Path) -> Option<Self> {
+        let preset = path.file_name().and_then(|name| Self::from_name(name.to_str()?));
+        preset.filter(|_| !path.exists())
+    }
+
     /// Its config, for a vocabulary of this size. Chosen: inner widths are 8/3 of the width, rounded to
     /// multiples of 256, as Llama's (arXiv 2302.13971, section 2.2), but for the largest, whose shape is
     /// Llama 3.2 1B's; contexts are what such a model is trained with on one computer.
@@ -41,6 +52,7 @@ impl LlamaPreset {
         // Width, inner width, blocks, heads, KV heads, context length.
         let [width, inner, blocks, heads, kv_heads, context] = match self {
             Self::Tiny => [192, 512, 4, 6, 2, 512],
+            Self::M25 => [512, 1280, 8, 8, 8, 2048],
             Self::M125 => [768, 2048, 12, 12, 12, 2048],
             Self::M350 => [1024, 2816, 24, 16, 16, 2048],
             Self::B1 => [2048, 8192, 16, 32, 8, 8192],
@@ -88,6 +100,7 @@ mod tests {
     fn presets_have_their_number_of_parameters() {
         let expected = [
             (LlamaPreset::Tiny, 257, 1_623_936),
+            (LlamaPreset::M25, 50_257, 49_857_536),
             (LlamaPreset::M125, 50_257, 123_551_232),
             (LlamaPreset::M350, 50_257, 359_794_688),
             (LlamaPreset::B1, 128_256, 1_235_814_400),

@@ -8,31 +8,30 @@ use std::sync::Arc;
 use compute::Device;
 
 use super::samples::SampleTextWriter;
-use super::{LanguageTask, SequenceLength, TextMicroBatch};
+use super::{LanguageTask, SequenceLength, TextBase, TextMicroBatch};
 use crate::config::RunConfig;
 use crate::config::text::TextConfig;
 use crate::data::BatchSampler;
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
-use crate::model::llama::Llama;
 use crate::progress;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::{self, HeldOutPass, PrefetchedBatches, Task, TrainBatch, TrainableModel};
 use crate::text::{Sequence, TextDataRequest, TextDataset};
 
 /// Token sequences and their order.
-pub(crate) struct TextLoader<'a> {
+pub(crate) struct TextLoader<'a, B> {
     texts: Arc<TextDataset>,
     order: BatchSampler,
     size: SequenceLength,
     /// Texts generated during training.
-    samples: Option<SampleTextWriter<'a>>,
+    samples: Option<SampleTextWriter<'a, B>>,
 }
 
-impl<'a> TextLoader<'a> {
+impl<'a, B: TextBase> TextLoader<'a, B> {
     /// Of tokenised texts.
-    pub fn new(task: LanguageTask<'a>, config: &RunConfig, texts: TextDataset) -> Result<Self> {
+    pub fn new(task: LanguageTask<'a, B>, config: &RunConfig, texts: TextDataset) -> Result<Self> {
         let size = SequenceLength(task.text.length);
         let samples = vec![(size, 1); texts.n_train()];
         Ok(Self {
@@ -45,8 +44,8 @@ impl<'a> TextLoader<'a> {
 }
 
 /// Tokenises the texts of a job, or finds them in the cache.
-pub fn open_texts(
-    task: &LanguageTask<'_>,
+pub fn open_texts<B>(
+    task: &LanguageTask<'_, B>,
     config: &RunConfig,
     on_progress: progress::ProgressFn<'_>,
 ) -> Result<TextDataset> {
@@ -63,8 +62,8 @@ pub fn open_texts(
     TextDataset::open(&request, task.tokenizer, on_progress)
 }
 
-impl<'a> traits::DataLoader for TextLoader<'a> {
-    type Task = LanguageTask<'a>;
+impl<'a, B: TextBase> traits::DataLoader for TextLoader<'a, B> {
+    type Task = LanguageTask<'a, B>;
     type Sample = Sequence;
 
     fn fingerprint(&self) -> Fingerprint {
@@ -114,7 +113,7 @@ impl<'a> traits::DataLoader for TextLoader<'a> {
     fn write_samples(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Llama>,
+        trainable: TrainableModel<'_, B::Model>,
         _: &Path,
         step: u64,
         should_continue: &(dyn Fn() -> bool + Sync),

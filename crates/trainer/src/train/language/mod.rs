@@ -3,6 +3,7 @@
 //!
 //! Shapes: S sequences of N tokens.
 
+mod base;
 mod loader;
 mod samples;
 
@@ -10,30 +11,29 @@ use std::fmt;
 use std::path::Path;
 
 use compute::ops::IGNORE_INDEX;
-use compute::{Device, DeviceKind, Dtype, Tape, Tensor, Var};
+use compute::{Device, DeviceKind, Dtype, Tape, Var};
 use weights::{BytesDoneFn, Catalog};
 
-pub(super) use self::loader::TextLoader;
+pub use self::base::TextBase;
+use self::loader::TextLoader;
 pub use self::loader::open_texts;
 use self::samples::SampleTextWriter;
-use super::device::{DeviceSetup, PlannedRun};
-use super::folder::RunFolder;
+use super::data_parallel::{first_rank_first, is_first};
+use super::device::{DeviceSetup, MeteredDevice, PlannedRun};
+use super::folder::RunOutput;
 use super::preparation::{emit_findings, emit_progress};
-use super::{checkpoint, full};
+use super::run_training;
 use crate::config::RunConfig;
-use crate::config::adapter::AdapterKind;
 use crate::config::generate::GenerationConfig;
 use crate::config::text::TextConfig;
 use crate::cost::Cost;
 use crate::data::{DecodingNeed, SizeCounts};
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, EventSink, Phase, Warning, WarningKind};
-use crate::export::language;
+use crate::event::{Event, EventSink, RunEnd, Warning, WarningKind};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
-use crate::model::adapter::read::{AdapterFile, Component};
+use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, TensorSpec};
-use crate::model::llama::Llama;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::preset::LlamaPreset;
 use crate::model::llama::published::PublishedLlama;
@@ -48,10 +48,9 @@ use crate::task::traits::{
 use crate::text::{HeldOut, Sequence, TextDataset, Tokenizer};
 
 /// A language model and its dataset.
-#[derive(Clone, Copy)]
-pub struct LanguageTask<'a> {
+pub struct LanguageTask<'a, B = LanguageModel> {
     /// The model.
-    pub base: &'a LanguageModel,
+    pub base: &'a B,
     /// Between texts and tokens.
     pub tokenizer: &'a Tokenizer,
     /// The texts.
@@ -61,6 +60,15 @@ pub struct LanguageTask<'a> {
     /// Tokens that each of them may have.
     pub max_tokens: usize,
 }
+
+// Derived impls would require `B: Clone`.
+impl<B> Clone for LanguageTask<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for LanguageTask<'_, B> {}
 
 /// How long sequences are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,10 +83,10 @@ impl fmt::Display for SequenceLength {
 /// A micro-batch of sequences, concatenated.
 pub struct TextMicroBatch {
     /// S and N.
-    sizes: [usize; 2],
-    ids: Vec<u32>,
-    targets: Vec<u32>,
-    first_keys: Vec<u32>,
+    pub(super) sizes: [usize; 2],
+    pub(super) ids: Vec<u32>,
+    pub(super) targets: Vec<u32>,
+    pub(super) first_keys: Vec<u32>,
 }
 
 impl TextMicroBatch {
@@ -109,7 +117,7 @@ const TOKEN_BYTES: usize = 3 * size_of::<u32>();
 const MIN_LENGTH: usize = 128;
 const MIN_SAMPLE_TOKENS: usize = 16;
 
-impl LanguageTask<'_> {
+impl<B> LanguageTask<'_, B> {
     /// The nominal dataset, for a plan; reads nothing.
     pub fn dataset_summary(&self, batch: usize) -> DatasetSummary<SequenceLength> {
         let held_out = usize::from(self.text.validation != HeldOut::None);
@@ -130,13 +138,13 @@ impl LanguageTask<'_> {
     }
 }
 
-impl Task for LanguageTask<'_> {
-    type Model = Llama;
+impl<B: TextBase> Task for LanguageTask<'_, B> {
+    type Model = B::Model;
     type Size = SequenceLength;
     type MicroBatch = TextMicroBatch;
 
     fn path(&self) -> &Path {
-        &self.base.path
+        self.base.path()
     }
 
     fn fingerprint(&self) -> Result<Fingerprint> {
@@ -157,22 +165,19 @@ impl Task for LanguageTask<'_> {
         precision: Precision,
         adapters: &mut Adapters,
         tick: BytesDoneFn<'_>,
-    ) -> Result<Llama> {
+    ) -> Result<B::Model> {
         self.base.load(device, precision, adapters, tick)
     }
 
     fn loss<'m>(
         &self,
-        model: &'m Llama,
+        model: &'m B::Model,
         tape: &Tape<'m>,
-        TextMicroBatch { sizes, ids, targets, first_keys }: &TextMicroBatch,
+        micro_batch: &TextMicroBatch,
         _: Dtype,
         recompute: Recompute,
     ) -> Result<Var> {
-        let upload =
-            |values: &[u32]| -> Result<Tensor> { Ok(tape.device().upload(*sizes, values)?) };
-        let (ids, first_keys) = (upload(ids)?, upload(first_keys)?);
-        model.loss(tape, &ids, &upload(targets)?, Some(&first_keys), recompute)
+        self.base.loss(model, tape, micro_batch, recompute)
     }
 
     fn dummy_micro_batch(
@@ -232,7 +237,7 @@ impl Task for LanguageTask<'_> {
         &self,
         _: &DatasetSummary<SequenceLength>,
         device: &Device,
-        trainable: TrainableModel<'_, Llama>,
+        trainable: TrainableModel<'_, B::Model>,
         _: Option<Tiling>,
     ) -> Result<Cost> {
         SampleTextWriter::new(*self)?.dry_run(device, trainable)
@@ -256,7 +261,7 @@ fn halves(of: usize, least: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(half(&of), half)
 }
 
-impl LanguageTask<'_> {
+impl<B: TextBase> LanguageTask<'_, B> {
     /// The same with sequences of this length, and samples of at most so many tokens.
     fn with_sizes(
         &self,
@@ -281,9 +286,9 @@ impl LanguageTask<'_> {
 }
 
 /// A model with its tokenizer, open.
-pub struct LanguagePipeline {
+pub struct LanguagePipeline<B = LanguageModel> {
     /// The model.
-    pub base: LanguageModel,
+    pub base: B,
     /// Between texts and tokens.
     pub tokenizer: Tokenizer,
 }
@@ -294,8 +299,7 @@ impl LanguagePipeline {
     pub fn open(config: &RunConfig, is_planned: bool) -> Result<Self> {
         let (text, _) = config.data.texts()?;
         let path = &config.base.path;
-        let preset = path.file_name().and_then(|name| LlamaPreset::from_name(name.to_str()?));
-        if let Some(preset) = preset.filter(|_| !path.exists()) {
+        if let Some(preset) = LlamaPreset::by_path(path) {
             return Self::from_preset(config, preset, is_planned);
         }
         let mut base = if is_planned {
@@ -338,20 +342,17 @@ impl LanguagePipeline {
             });
         }
         let (text, _) = config.data.texts()?;
-        let (tokenizer, vocabulary) = match &text.tokenizer {
-            Some(path) => vocabulary(path, is_planned)?,
-            None => with_vocab_size(Tokenizer::bytes()),
-        };
-        // A matmul of whole tiles is faster, and the rows without a token cost little.
-        let vocabulary = vocabulary.next_multiple_of(VOCABULARY_STEP);
+        let (tokenizer, vocabulary) = own_vocabulary(text, is_planned)?;
         let from = seed(config.train.seed, Purpose::Weights);
         Ok(Self { base: LanguageModel::preset(preset, vocabulary, from)?, tokenizer })
     }
+}
 
+impl<B: TextBase> LanguagePipeline<B> {
     /// The task of a job.
-    pub fn task<'a>(&'a self, config: &'a RunConfig) -> Result<LanguageTask<'a>> {
+    pub fn task<'a>(&'a self, config: &'a RunConfig) -> Result<LanguageTask<'a, B>> {
         let (text, generate) = config.data.texts()?;
-        self.base.config.check_length(text.length)?;
+        self.base.check_length(text.length)?;
         let max_tokens = generate.max_tokens;
         Ok(LanguageTask {
             base: &self.base,
@@ -361,6 +362,16 @@ impl LanguagePipeline {
             max_tokens,
         })
     }
+}
+
+/// The tokenizer of a model that is trained from scratch, and the size of its vocabulary.
+pub(super) fn own_vocabulary(text: &TextConfig, is_planned: bool) -> Result<(Tokenizer, usize)> {
+    let (tokenizer, vocabulary) = match &text.tokenizer {
+        Some(path) => vocabulary(path, is_planned)?,
+        None => with_vocab_size(Tokenizer::bytes()),
+    };
+    // A matmul of whole tiles is faster, and the rows without a token cost little.
+    Ok((tokenizer, vocabulary.next_multiple_of(VOCABULARY_STEP)))
 }
 
 /// A tokenizer and how many tokens it has. To plan, the folder's name will do if it is a published
@@ -382,10 +393,32 @@ fn with_vocab_size(tokenizer: Tokenizer) -> (Tokenizer, usize) {
 /// The vocabulary of a randomly initialised model is a multiple of this. Chosen: as others do.
 const VOCABULARY_STEP: usize = 64;
 
-/// Tokenises the texts, and plans the run.
-pub(super) fn prepare(
+/// Trains a model on texts: the stages that come before and after the loop.
+pub(super) fn train<B: TextBase>(
     config: &RunConfig,
-    task: &LanguageTask<'_>,
+    pipeline: LanguagePipeline<B>,
+    device_setup: &DeviceSetup<'_>,
+    output: RunOutput<'_>,
+) -> Result<RunEnd> {
+    let RunOutput { folder, events } = output;
+    let task = pipeline.task(config)?;
+    let prepare = || prepare(config, &task, device_setup, events);
+    let (planned, texts) = first_rank_first(device_setup.world, prepare)?;
+    let task = pipeline.task(&planned.config)?;
+    let loader = TextLoader::new(task, &planned.config, texts)?;
+    let setup = planned.setup(device_setup);
+    let device = MeteredDevice::open(device_setup, &planned.plan)?;
+    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
+    if end.reason.is_done() && is_first(device_setup.world) {
+        B::write_result(pipeline, &planned.config, end.step, folder, events)?;
+    }
+    Ok(end)
+}
+
+/// Tokenises the texts, and plans the run.
+fn prepare<B: TextBase>(
+    config: &RunConfig,
+    task: &LanguageTask<'_, B>,
     device_setup: &DeviceSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, TextDataset)> {
@@ -401,35 +434,11 @@ pub(super) fn prepare(
 }
 
 /// Warns of sequences longer than the model was trained for.
-fn warn_of_length(task: &LanguageTask<'_>, events: &EventSink<'_>) -> Result<()> {
-    let (length, longest) = (task.text.length, task.base.config.max_position_embeddings);
+fn warn_of_length<B: TextBase>(task: &LanguageTask<'_, B>, events: &EventSink<'_>) -> Result<()> {
+    let (length, longest) = (task.text.length, task.base.context_length());
     if length <= longest {
         return Ok(());
     }
     let kind = WarningKind::SequencesTooLong { tokens: length, made_for: longest };
     events.emit(Event::Warning(Warning { step: 0, kind }))
-}
-
-/// Exports the result: an adapter for PEFT, or the whole model.
-pub(super) fn write_result(
-    config: &RunConfig,
-    mut pipeline: LanguagePipeline,
-    step: u64,
-    folder: &RunFolder,
-    events: &EventSink<'_>,
-) -> Result<()> {
-    let checkpoint = folder.path.join(checkpoint::path(step));
-    if config.adapter.kind == AdapterKind::Full {
-        return full::export_result(config, &checkpoint, events, |full, tick| {
-            full.write_language_model(&pipeline, &folder.path.join(full::MODEL), tick)
-        });
-    }
-    events.emit(Event::Phase { name: Phase::Export })?;
-    let base = &mut pipeline.base;
-    // Whether its values can be used was judged before.
-    base.take_adapter(AdapterFile::open(&checkpoint)?.with_any_values(true))?;
-    let exported = language::write_adapter(base, &folder.path.join("adapter"))?;
-    let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
-    let (format, layers) = ("peft".into(), exported.n_layers);
-    events.emit(Event::Exported { format, path, layers })
 }

@@ -4,27 +4,26 @@ use std::sync::{Mutex, PoisonError};
 
 use compute::Device;
 
-use super::LanguageTask;
+use super::{LanguageTask, TextBase};
 use crate::config::Switch;
 use crate::config::generate::GenerationConfig;
 use crate::cost::{Cost, check_cancelled};
 use crate::error::Result;
 use crate::event::Event;
-use crate::model::llama::Llama;
-use crate::sample::text::{self, GenerationRequest};
+use crate::sample::text::GenerationRequest;
 use crate::sample::token_sampler::TokenSampler;
 use crate::task::traits::TrainableModel;
 
 /// Generates sample texts.
-pub(super) struct SampleTextWriter<'a> {
-    task: LanguageTask<'a>,
+pub(super) struct SampleTextWriter<'a, B> {
+    task: LanguageTask<'a, B>,
     /// Each prompt with its tokens.
     prompts: Vec<(&'a String, Vec<u32>)>,
 }
 
-impl<'a> SampleTextWriter<'a> {
+impl<'a, B: TextBase> SampleTextWriter<'a, B> {
     /// Checks the prompts.
-    pub fn new(task: LanguageTask<'a>) -> Result<Self> {
+    pub fn new(task: LanguageTask<'a, B>) -> Result<Self> {
         let mut prompts = Vec::new();
         for prompt in &task.generate.prompts {
             let mut ids: Vec<u32> = task.tokenizer.bos().into_iter().collect();
@@ -37,7 +36,7 @@ impl<'a> SampleTextWriter<'a> {
         }
         let writer = Self { task, prompts };
         for (number, (_, ids)) in writer.prompts.iter().enumerate() {
-            writer.request(ids, number).check(&task.base.config)?;
+            task.base.check_request(&writer.request(ids, number))?;
         }
         Ok(writer)
     }
@@ -59,7 +58,11 @@ impl<'a> SampleTextWriter<'a> {
 
     /// Generates on the meta device; returns what it costs: of each text the first token, with the prompt, and
     /// the last, which takes the longest.
-    pub fn dry_run(&self, device: &Device, trainable: TrainableModel<'_, Llama>) -> Result<Cost> {
+    pub fn dry_run(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, B::Model>,
+    ) -> Result<Cost> {
         let seen = Mutex::new(vec![device.work()]);
         self.write(device, trainable, 0, &|| {
             seen.lock().unwrap_or_else(PoisonError::into_inner).push(device.work());
@@ -81,7 +84,7 @@ impl<'a> SampleTextWriter<'a> {
     pub fn write(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Llama>,
+        trainable: TrainableModel<'_, B::Model>,
         step: u64,
         should_continue: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>> {
@@ -97,10 +100,16 @@ impl<'a> SampleTextWriter<'a> {
             };
             let TrainableModel { model, params, .. } = trainable;
             let is_end = |id| tokenizer.is_eos(id);
-            text::generate(device, model, params, &request, &is_end, &mut take)?;
+            let base = self.task.base;
+            base.generate(device, model, params, &request, &is_end, &mut take)?;
             // Half a text is none.
             check_cancelled(is_wanted)?;
-            let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
+            if device.is_meta() {
+                // A dry run skips to the last token.
+                written.resize(self.task.max_tokens, 0);
+            }
+            let text = base.shown(device, model, params, ids, &written, tokenizer)?;
+            let prompt = (*prompt).clone();
             events.push(Event::TextSample { step, prompt, text, seed: request.sampler.seed });
         }
         Ok(events)
