@@ -2,6 +2,7 @@
 
 pub mod calibrate;
 pub mod compare;
+pub mod compress;
 pub mod load;
 pub mod models;
 pub mod ops;
@@ -11,6 +12,7 @@ pub mod step;
 pub mod text;
 pub mod train;
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -33,6 +35,7 @@ Examples:
   hearth bench peers --python .venv/bin/python    the step, compared with PyTorch
   hearth bench models                      SD3, text encoders, VAE
   hearth bench text                        a language model from scratch
+  hearth bench compress --text DIR --validation DIR    ways to choose tokens, at equal FLOPs
   hearth bench train                       a whole job: encoding images, and training steps
   hearth bench calibrate                   time every kernel, once, for time estimates in plans
   hearth bench predict                     predicted and measured step times
@@ -50,6 +53,7 @@ enum BenchCommand {
     Peers(peers::BenchPeersArgs),
     Models(models::BenchModelsArgs),
     Text(text::BenchTextArgs),
+    Compress(compress::BenchCompressArgs),
     Train(train::BenchTrainArgs),
     Load(load::BenchLoadArgs),
     Calibrate(calibrate::CalibrateArgs),
@@ -63,6 +67,7 @@ pub fn run(arguments: &BenchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         BenchCommand::Peers(arguments) => peers::run(arguments, out),
         BenchCommand::Models(arguments) => models::run(arguments, out),
         BenchCommand::Text(arguments) => text::run(arguments, out),
+        BenchCommand::Compress(arguments) => compress::run(arguments, out),
         BenchCommand::Train(arguments) => train::run(arguments, out),
         BenchCommand::Load(arguments) => load::run(arguments, out),
         BenchCommand::Calibrate(arguments) => calibrate::run(arguments, out),
@@ -106,4 +111,14 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = of.collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Removes what a run left.
+fn remove(folder: &Path) -> Result<(), Failure> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::Write { path: folder.into(), error })
+        }
+        _ => Ok(()),
+    }
 }

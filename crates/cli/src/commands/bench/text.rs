@@ -32,7 +32,7 @@ Examples:
   python3 -m venv .venv && .venv/bin/pip install torch
   hearth bench text --dtype bf16 --python .venv/bin/python --compile")]
 pub struct BenchTextArgs {
-    /// Size of the model: tiny, 125M, 350M or 1B
+    /// Size of the model: tiny, 25M, 125M, 350M or 1B
     #[arg(long, default_value = "125M", value_parser = preset)]
     preset: LlamaPreset,
 
@@ -80,7 +80,7 @@ pub struct BenchTextArgs {
     json: bool,
 }
 
-fn preset(name: &str) -> Result<LlamaPreset, String> {
+pub(super) fn preset(name: &str) -> Result<LlamaPreset, String> {
     let names = || LlamaPreset::ALL.map(LlamaPreset::name).join(", ");
     LlamaPreset::from_name(name).ok_or_else(|| format!("not one of {}", names()))
 }

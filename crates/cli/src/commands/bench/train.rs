@@ -11,7 +11,6 @@
 //! ```
 
 use compute::{CancelToken, Dtype};
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +29,7 @@ use trainer::model::diffusion::paths::PartPaths;
 use trainer::train::{TrainOptions, train};
 
 use super::compare;
-use super::{Timing, median, private_folder};
+use super::{Timing, median, private_folder, remove};
 use crate::commands::CommandOutcome;
 use crate::commands::device::DeviceArgs;
 use crate::commands::named_value;
@@ -311,14 +310,4 @@ fn run_training(
         rss_peak_bytes: machine::process::peak_resident(),
         wait_ms: Some(steps.iter().skip(1).map(|(_, wait, _)| wait).sum()),
     })
-}
-
-/// What the round before left.
-fn remove(folder: &Path) -> Result<(), Failure> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::Write { path: folder.into(), error })
-        }
-        _ => Ok(()),
-    }
 }

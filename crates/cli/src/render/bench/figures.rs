@@ -218,3 +218,28 @@ pub struct JobRow {
     #[serde(flatten)]
     pub figures: ProgramFigures,
 }
+
+/// What one run of `hearth bench compress` showed.
+#[derive(Clone, Debug, Serialize)]
+pub struct CompressFigures {
+    /// How tokens were chosen.
+    pub arm: &'static str,
+    /// Seed of weights, order and draws.
+    pub seed: u64,
+    /// On held-out text.
+    pub bits_per_byte: f64,
+    /// The share of held-out bytes that the trunk saw; unknown for byte-pair encoding.
+    pub kept_share: Option<f64>,
+    /// The share of ends of words among held-out bytes that it saw.
+    pub spaces_found: Option<f64>,
+    /// In training: the median step.
+    pub bytes_per_s: f64,
+    /// Steps, as many as the budget of operations allows.
+    pub steps: u64,
+    /// Bytes of text trained on.
+    pub bytes: f64,
+    /// Floating-point operations of the whole training.
+    pub flops: f64,
+    /// Of the run as a whole.
+    pub secs: f64,
+}

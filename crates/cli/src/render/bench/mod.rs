@@ -7,8 +7,8 @@ use std::path::Path;
 use machine::Bytes;
 
 use self::figures::{
-    JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes, PeerFigures,
-    ProgramFigures, StepFigures, TextFigures,
+    CompressFigures, JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes,
+    PeerFigures, ProgramFigures, StepFigures, TextFigures,
 };
 use crate::text::{BOLD, DIM, PLAIN, TextPage, bar, name_of};
 
@@ -35,6 +35,60 @@ pub fn loading(file: &Path, figures: &[LoadFigure]) -> String {
     page.table(&rows);
     page.line(DIM, "the best of each; every measurement in a process of its own");
     page.finish()
+}
+
+/// Draws what `hearth bench compress` measured: means over seeds, with their deviation.
+pub fn compress(title: &str, figures: &[CompressFigures]) -> String {
+    let mut page = TextPage::new();
+    page.line(BOLD, title);
+    let head = ["tokens", "bits per byte", "kept", "word ends kept", "bytes/s", "steps", "runs"];
+    let mut rows = vec![head.map(str::to_owned)];
+    let mut arms: Vec<&str> = Vec::new();
+    for figure in figures {
+        if !arms.contains(&figure.arm) {
+            arms.push(figure.arm);
+        }
+    }
+    for arm in arms {
+        let of: Vec<&CompressFigures> = figures.iter().filter(|it| it.arm == arm).collect();
+        let spread = Spread::of(of.iter().map(|it| it.bits_per_byte));
+        let share = |value: fn(&CompressFigures) -> Option<f64>| {
+            let known: Vec<f64> = of.iter().filter_map(|it| value(it)).collect();
+            let mean = Spread::of(known.iter().copied()).mean;
+            if known.is_empty() { "-".into() } else { format!("{:.1} %", 100.0 * mean) }
+        };
+        rows.push([
+            arm.to_owned(),
+            format!("{:.4} ± {:.4}", spread.mean, spread.deviation),
+            share(|it| it.kept_share),
+            share(|it| it.spaces_found),
+            format!("{:.0}", Spread::of(of.iter().map(|it| it.bytes_per_s)).mean),
+            of[0].steps.to_string(),
+            of.len().to_string(),
+        ]);
+    }
+    page.table(&rows);
+    page.line(
+        DIM,
+        "held-out text; all with the same number of floating-point operations in training",
+    );
+    page.finish()
+}
+
+/// Mean and standard deviation.
+struct Spread {
+    mean: f64,
+    deviation: f64,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.collect();
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Self { mean, deviation: (squares / (n - 1.0).max(1.0)).sqrt() }
+    }
 }
 
 /// Draws what `hearth bench step` measured.
