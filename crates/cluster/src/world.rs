@@ -8,7 +8,7 @@ use crate::error::{ClusterError, Result};
 use crate::heartbeat::{Heartbeat, Hub, RankWord};
 use crate::launch::Launched;
 use crate::mpi::{Mpi, Number};
-use crate::supervisor::SupervisorAddress;
+use crate::supervisor::{self, SupervisorAddress};
 
 /// All ranks of a job, seen from one of them.
 pub struct World {
@@ -45,7 +45,7 @@ impl World {
         }
         let mut world =
             Self { communication, launched, rank, size, library, heartbeat: None, hub: None };
-        if size > 1 {
+        if world.is_shared() {
             world.hub = world.begin_heartbeat()?;
         }
         Ok(Some(world))
@@ -80,6 +80,11 @@ impl World {
         let missing = self.max(vec![i64::from(connected.is_none())])?;
         self.heartbeat = connected.filter(|_| missing == [0]);
         Ok(own)
+    }
+
+    /// Whether there are others, or were and may come back.
+    pub fn is_shared(&self) -> bool {
+        self.size > 1 || supervisor::is_supervised()
     }
 
     /// This one's number, from zero.

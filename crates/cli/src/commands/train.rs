@@ -110,7 +110,7 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         return Ok(outcome);
     }
     let world = World::join().map_err(TrainerError::from)?;
-    let ranks = world.as_ref().filter(|world| world.size() > 1);
+    let ranks = world.as_ref().filter(|world| world.is_shared());
     let engine = arguments.engine.for_job(&config).for_rank(ranks);
     engine.check_trust()?;
     let on = DeviceSetup { world: ranks, ..engine.device_setup(arguments.limit)? };

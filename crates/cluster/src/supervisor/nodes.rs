@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use crate::address;
+
 /// A machine, and how many ranks it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -24,8 +26,9 @@ impl Node {
         let own = rustix::system::uname();
         let own = own.nodename().to_string_lossy();
         let is_own_name = self.name == own || own.split('.').next() == Some(self.name.as_str());
-        let is_loopback = self.name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        self.name == "localhost" || is_own_name || is_loopback
+        // The way to an address of this machine begins at that address.
+        let is_own = |ip: IpAddr| address::towards((ip, 9)) == Some(ip);
+        self.name == "localhost" || is_own_name || self.name.parse().is_ok_and(is_own)
     }
 }
 

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Two machines made of network namespaces, with a cable of 1 Gbit/s that is pulled while they train together. Needs root,
+# iproute2 and Open MPI; takes about a minute per pull.
+#   tests/cluster/two-nodes.sh target/release/hearth [PULLS]
+set -euo pipefail
+hearth=$(realpath "$1")
+pulls=${2:-3}
+here=$(mktemp -d)
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
+# What reaches the other node in the place of ssh: with a name and shared memory of its own.
+cat > "$here/reach" <<'REACH'
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+shift
+exec ip netns exec hearth-b unshare -u -i -m sh -c 'hostname node-b; mount -t tmpfs none /dev/shm; exec sh -c "$*"' sh "$@"
+REACH
+chmod +x "$here/reach"
+export OMPI_MCA_plm_rsh_agent=$here/reach
+
+cable_up() {
+    ip -n hearth-a link set to-b up
+    ip -n hearth-b link set to-a up
+}
+
+remove() {
+    ip netns del hearth-a 2> /dev/null || true
+    ip netns del hearth-b 2> /dev/null || true
+    rm -rf "$here"
+}
+trap remove EXIT
+ip netns add hearth-a
+ip netns add hearth-b
+ip link add to-b netns hearth-a type veth peer name to-a netns hearth-b
+ip -n hearth-a addr add 10.77.0.1/24 dev to-b
+ip -n hearth-b addr add 10.77.0.2/24 dev to-a
+for node in a b; do ip -n hearth-$node link set lo up; done
+cable_up
+tc -n hearth-a qdisc add dev to-b root tbf rate 1gbit burst 256kb latency 50ms
+tc -n hearth-b qdisc add dev to-a root tbf rate 1gbit burst 256kb latency 50ms
+
+cd "$here"
+seq 1 20000 > text.txt
+cat > job.toml <<'JOB'
+[base]
+path = "tiny"
+random_init = true
+dtype = "f32"
+[text]
+path = "text.txt"
+length = 128
+[adapter]
+kind = "full"
+[train]
+steps = 40
+batch_size = 12
+[optimizer]
+learning_rate = 1e-3
+[output]
+folder = "run"
+save_every = "off"
+JOB
+losses() {
+    grep -o '"event":"step","step":[0-9]*,"loss":[0-9.]*' "$1/events.jsonl" | cut -d: -f3- | sort -t, -k1,1n -u
+}
+steps() {
+    cat run/events.jsonl 2> /dev/null | grep -c '"event":"step"' || true
+}
+"$hearth" train job.toml --device cpu --threads 1 --out alone --quiet
+for pull in $(seq "$pulls"); do
+    rm -rf run
+    cable_up
+    ip netns exec hearth-a "$hearth" train job.toml --device cpu --threads 1 --quiet \
+        --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24 > out.txt 2>&1 &
+    run=$!
+    at=$((RANDOM % 25 + 2))
+    until [ "$(steps)" -ge "$at" ]; do
+        kill -0 $run || { cat out.txt; exit 1; }
+        sleep 0.02
+    done
+    ip -n hearth-b link set to-a down
+    pulled=$(date +%s.%N)
+    taken=$(steps)
+    until grep -q 'the run goes on' out.txt; do
+        kill -0 $run || { cat out.txt; exit 1; }
+        sleep 0.05
+    done
+    noticed=$(date +%s.%N)
+    wait $run || { cat out.txt; exit 1; }
+    from=$(grep -o '"from_step":[0-9]*' run/events.jsonl | tail -1 | cut -d: -f2)
+    awk -v a="$pulled" -v b="$noticed" -v t="$taken" -v f="$from" \
+        'BEGIN { printf "cable pulled after step %d: noticed and saved in %.1f s, went on from step %d\n", t, b - a, f
+                 exit !(b - a < 10 + 2 && f >= t) }' || { cat out.txt; exit 1; }
+    # Every loss is that of one process, but for the order of sums.
+    paste -d, <(losses alone) <(losses run) | tr -d '"' | sed 's/loss://g' | awk -F, \
+        '{ d = ($2 - $4) / $2; if (d < 0) d = -d; if ($1 != $3 || d > 1e-4) { print "step " $1 ": " $2 " " $4; bad = 1 } n++ }
+         END { exit bad || n != 40 }' || { cat out.txt; exit 1; }
+done
