@@ -19,15 +19,15 @@ pub fn step_secs(unit_secs: &[f64], shares: &[usize]) -> f64 {
     unit_secs.iter().zip(shares).map(|(secs, units)| secs * *units as f64).fold(0.0, f64::max)
 }
 
+/// The share of the ranks' summed speeds that whole units allow, from 0 to 1.
+pub fn efficiency(unit_secs: &[f64], shares: &[usize]) -> f64 {
+    let speed: f64 = unit_secs.iter().map(|secs| 1.0 / secs).sum();
+    shares.iter().sum::<usize>() as f64 / step_secs(unit_secs, shares) / speed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The share of the ranks' summed speeds that whole units allow, from 0 to 1.
-    fn efficiency(unit_secs: &[f64], shares: &[usize]) -> f64 {
-        let speed: f64 = unit_secs.iter().map(|secs| 1.0 / secs).sum();
-        shares.iter().sum::<usize>() as f64 / step_secs(unit_secs, shares) / speed
-    }
 
     #[test]
     fn the_slowest_rank_is_done_as_early_as_whole_units_allow() {

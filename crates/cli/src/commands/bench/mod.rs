@@ -1,6 +1,7 @@
 //! `hearth bench`: benchmarks of this machine, optionally against PyTorch.
 
 pub mod calibrate;
+pub mod cluster;
 pub mod compare;
 pub mod compress;
 pub mod load;
@@ -36,6 +37,7 @@ Examples:
   hearth bench models                      SD3, text encoders, VAE
   hearth bench text                        a language model from scratch
   hearth bench compress --text DIR --validation DIR    ways to choose tokens, at equal FLOPs
+  hearth bench cluster job.toml --nodes a,b    several machines together, beside the sum of their speeds
   hearth bench train                       a whole job: encoding images, and training steps
   hearth bench calibrate                   time every kernel, once, for time estimates in plans
   hearth bench predict                     predicted and measured step times
@@ -54,6 +56,7 @@ enum BenchCommand {
     Models(models::BenchModelsArgs),
     Text(text::BenchTextArgs),
     Compress(compress::BenchCompressArgs),
+    Cluster(Box<cluster::BenchClusterArgs>),
     Train(train::BenchTrainArgs),
     Load(load::BenchLoadArgs),
     Calibrate(calibrate::CalibrateArgs),
@@ -68,6 +71,7 @@ pub fn run(arguments: &BenchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         BenchCommand::Models(arguments) => models::run(arguments, out),
         BenchCommand::Text(arguments) => text::run(arguments, out),
         BenchCommand::Compress(arguments) => compress::run(arguments, out),
+        BenchCommand::Cluster(arguments) => cluster::run(arguments, out),
         BenchCommand::Train(arguments) => train::run(arguments, out),
         BenchCommand::Load(arguments) => load::run(arguments, out),
         BenchCommand::Calibrate(arguments) => calibrate::run(arguments, out),

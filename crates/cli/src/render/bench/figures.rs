@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use serde::Serialize;
+use trainer::event::RankShare;
 
 /// Who computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -242,4 +243,25 @@ pub struct CompressFigures {
     pub flops: f64,
     /// Of the run as a whole.
     pub secs: f64,
+}
+
+/// What `hearth bench cluster` showed.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClusterFigures {
+    /// Seconds of a step of all ranks together.
+    pub together_secs: f64,
+    /// Their speed together over the sum of their speeds alone.
+    pub of_the_sum: f64,
+    /// By rank.
+    pub ranks: Vec<RankFigures>,
+}
+
+/// One of the ranks.
+#[derive(Clone, Debug, Serialize)]
+pub struct RankFigures {
+    /// Seconds of a whole step of the job by itself, while the others did the same.
+    pub alone_secs: f64,
+    /// Its part of the steps together.
+    #[serde(flatten)]
+    pub share: RankShare,
 }

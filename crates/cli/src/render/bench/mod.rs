@@ -7,8 +7,8 @@ use std::path::Path;
 use machine::Bytes;
 
 use self::figures::{
-    CompressFigures, JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes,
-    PeerFigures, ProgramFigures, StepFigures, TextFigures,
+    ClusterFigures, CompressFigures, JobPart, JobRow, LoadFigure, ModelFigures, ModelRow,
+    OpFigures, OpTimes, PeerFigures, ProgramFigures, RankFigures, StepFigures, TextFigures,
 };
 use crate::text::{BOLD, DIM, PLAIN, TextPage, bar, name_of};
 
@@ -34,6 +34,34 @@ pub fn loading(file: &Path, figures: &[LoadFigure]) -> String {
     }
     page.table(&rows);
     page.line(DIM, "the best of each; every measurement in a process of its own");
+    page.finish()
+}
+
+/// Draws what `hearth bench cluster` measured.
+pub fn cluster(figures: &ClusterFigures) -> String {
+    let mut page = TextPage::new();
+    let ClusterFigures { together_secs, of_the_sum, ranks } = figures;
+    let share = 100.0 * of_the_sum;
+    page.line(
+        BOLD,
+        &format!("{together_secs:.3} s a step together, {share:.0} % of the sum of speeds"),
+    );
+    let head = ["machine", "device", "alone", "samples", "computing", "waiting", "summing"];
+    let mut rows = vec![head.map(str::to_owned)];
+    let secs = |secs: f64| format!("{secs:.3} s");
+    for RankFigures { alone_secs, share } in ranks {
+        rows.push([
+            share.node.clone(),
+            share.device.clone(),
+            secs(*alone_secs),
+            share.samples.to_string(),
+            secs(share.compute_secs),
+            secs(share.wait_secs),
+            secs(share.exchange_secs),
+        ]);
+    }
+    page.table(&rows);
+    page.line(DIM, "alone: whole steps of the job, all ranks at the same time; medians");
     page.finish()
 }
 

@@ -32,6 +32,9 @@ use crate::event::{EndReason, Event};
 use crate::task::session::Session;
 use crate::task::traits::Task;
 
+/// The step after which speeds are known well enough. Chosen: the first steps warm up.
+const GRANULARITY_STEP: u64 = 10;
+
 /// Steps after which shares are told again.
 const TOLD_EVERY: u64 = 50;
 
@@ -211,6 +214,12 @@ impl<'a> DataParallel<'a> {
         session.exchange_gradients(self.world)?;
         self.own.exchange_secs = begun.elapsed().as_secs_f64();
         Ok(LossSums { loss: losses[0], weight: losses[1] })
+    }
+
+    /// A word on a job whose steps cannot be shared well, once, when speeds are known.
+    pub fn told_granularity(&self, step: u64) -> Option<Event> {
+        let text = self.shares.too_few_samples().filter(|_| step == GRANULARITY_STEP)?;
+        Some(Event::Note { text })
     }
 
     /// How the ranks share their steps, for people; now and then, and when it changes.

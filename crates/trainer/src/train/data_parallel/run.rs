@@ -44,8 +44,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub(in super::super) fn exchange(&mut self, sums: &mut LossSums) -> Result<()> {
         let Some(parallel) = &mut self.parallel else { return Ok(()) };
         *sums = parallel.sum(*sums, self.pacing.celsius(), &mut self.session)?;
-        let told = parallel.told_shares(self.progress.step + 1);
-        told.map_or(Ok(()), |told| self.events.emit(told))
+        let step = self.progress.step + 1;
+        let told = parallel.told_shares(step).into_iter().chain(parallel.told_granularity(step));
+        self.events.emit_all(told)
     }
 
     /// Evaluates and decides; of several ranks the first does, and the others follow.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cluster::share::{shares, step_secs};
+use cluster::share::{efficiency, shares, step_secs};
 
 use crate::event::RankShare;
 
@@ -10,6 +10,10 @@ use crate::event::RankShare;
 const GAIN: f64 = 1.03;
 /// How much the last step counts among the measured speeds.
 const NEWEST: f64 = 0.3;
+
+/// Whole samples should allow as much of the ranks' speed. Chosen: what two machines reach with 24 samples, whatever their
+/// speeds.
+const WELL_SHARED: f64 = 0.95;
 
 /// How long a rank took for the parts of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -86,6 +90,24 @@ impl StepShares {
         is_better
     }
 
+    /// A word on samples that are too few to be shared well, once speeds are known.
+    pub fn too_few_samples(&self) -> Option<String> {
+        let secs = self.sample_secs.iter().copied().collect::<Option<Vec<f64>>>()?;
+        let n: usize = self.samples.iter().sum();
+        let reached = |n: usize| efficiency(&secs, &shares(&secs, n));
+        if reached(n) >= WELL_SHARED {
+            return None;
+        }
+        let enough = (n..=n.max(1) * 64).find(|n| reached(*n) >= WELL_SHARED)?;
+        Some(format!(
+            "{n} samples per step are too few for {} ranks of these speeds: {:.0} % of their sum at most; {enough} allow \
+             {:.0} % (train.gradient_accumulation)",
+            self.samples.len(),
+            100.0 * reached(n),
+            100.0 * reached(enough),
+        ))
+    }
+
     /// For people; `names` are those of the ranks' nodes and devices.
     pub fn describe(&self, names: &[[String; 2]]) -> Vec<RankShare> {
         let ranks = names.iter().zip(&self.samples).zip(&self.times);
@@ -127,6 +149,12 @@ mod tests {
         // As measured now; noise of a percent changes nothing.
         assert!(!shares.learn(&times([8.0, 8.08])));
         assert_eq!(shares.of(0), 0..16);
+        assert_eq!(shares.too_few_samples(), None);
+        let mut few = StepShares::equal(2, 4);
+        few.learn(&times([2.0, 3.0]));
+        let word = few.too_few_samples().unwrap();
+        assert!(word.starts_with("4 samples per step are too few for 2 ranks"), "{word}");
+        assert!(word.contains("80 % of their sum at most; 5 allow 100 %"), "{word}");
         let told = shares.describe(&[["a".into(), "cpu".into()], ["b".into(), "cpu".into()]]);
         assert_eq!((told[1].samples, told[1].celsius), (8, Some(50.0)));
     }
