@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Two machines made of network namespaces, with a cable of 1 Gbit/s that is pulled while they train together. Needs root,
-# iproute2 and Open MPI; takes about a minute per pull.
-#   tests/cluster/two-nodes.sh target/release/hearth [PULLS]
+# Two machines made of network namespaces, with a cable of 1 Gbit/s between them. Needs root, iproute2, control groups with
+# quotas of CPU time, and Open MPI.
+#   tests/cluster/two-nodes.sh target/release/hearth pull [TIMES]    pulls the cable while they train: half a minute each
+#   tests/cluster/two-nodes.sh target/release/hearth scale           speed together, the second node at 100, 50 and 25 %
 set -euo pipefail
 hearth=$(realpath "$1")
-pulls=${2:-3}
+mode=$2
+times=${3:-3}
 here=$(mktemp -d)
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
 # What reaches the other node in the place of ssh: with a name and shared memory of its own.
@@ -12,10 +14,12 @@ cat > "$here/reach" <<'REACH'
 #!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 shift
-exec ip netns exec hearth-b unshare -u -i -m sh -c 'hostname node-b; mount -t tmpfs none /dev/shm; exec sh -c "$*"' sh "$@"
+exec taskset -c 1 ip netns exec hearth-b unshare -u -i -m sh -c 'hostname node-b; mount -t tmpfs none /dev/shm; exec sh -c "$*"' sh "$@"
 REACH
 chmod +x "$here/reach"
 export OMPI_MCA_plm_rsh_agent=$here/reach
+group=/sys/fs/cgroup/cpu/hearth-b
+mkdir -p "$group"
 
 cable_up() {
     ip -n hearth-a link set to-b up
@@ -25,6 +29,7 @@ cable_up() {
 remove() {
     ip netns del hearth-a 2> /dev/null || true
     ip netns del hearth-b 2> /dev/null || true
+    rmdir "$group" 2> /dev/null || true
     rm -rf "$here"
 }
 trap remove EXIT
@@ -65,33 +70,56 @@ losses() {
 steps() {
     cat run/events.jsonl 2> /dev/null | grep -c '"event":"step"' || true
 }
-"$hearth" train job.toml --device cpu --threads 1 --out alone --quiet
-for pull in $(seq "$pulls"); do
-    rm -rf run
-    cable_up
-    ip netns exec hearth-a "$hearth" train job.toml --device cpu --threads 1 --quiet \
-        --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24 > out.txt 2>&1 &
-    run=$!
-    at=$((RANDOM % 25 + 2))
-    until [ "$(steps)" -ge "$at" ]; do
-        kill -0 $run || { cat out.txt; exit 1; }
-        sleep 0.02
+
+pull() {
+    "$hearth" train job.toml --device cpu --threads 1 --out alone --quiet
+    for _ in $(seq "$times"); do
+        rm -rf run
+        cable_up
+        taskset -c 0 ip netns exec hearth-a "$hearth" train job.toml --device cpu --threads 1 --quiet \
+            --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24 > out.txt 2>&1 &
+        run=$!
+        at=$((RANDOM % 25 + 2))
+        until [ "$(steps)" -ge "$at" ]; do
+            kill -0 $run || { cat out.txt; exit 1; }
+            sleep 0.02
+        done
+        ip -n hearth-b link set to-a down
+        pulled=$(date +%s.%N)
+        taken=$(steps)
+        until grep -q 'the run goes on' out.txt; do
+            kill -0 $run || { cat out.txt; exit 1; }
+            sleep 0.05
+        done
+        noticed=$(date +%s.%N)
+        wait $run || { cat out.txt; exit 1; }
+        from=$(grep -o '"from_step":[0-9]*' run/events.jsonl | tail -1 | cut -d: -f2)
+        awk -v a="$pulled" -v b="$noticed" -v t="$taken" -v f="$from" \
+            'BEGIN { printf "cable pulled after step %d: noticed and saved in %.1f s, went on from step %d\n", t, b - a, f
+                     exit !(b - a < 10 + 2 && f >= t) }' || { cat out.txt; exit 1; }
+        # Every loss is that of one process, but for the order of sums.
+        paste -d, <(losses alone) <(losses run) | tr -d '"' | sed 's/loss://g' | awk -F, \
+            '{ d = ($2 - $4) / $2; if (d < 0) d = -d; if ($1 != $3 || d > 1e-4) { print "step " $1 ": " $2 " " $4; bad = 1 } n++ }
+             END { exit bad || n != 40 }' || { cat out.txt; exit 1; }
     done
-    ip -n hearth-b link set to-a down
-    pulled=$(date +%s.%N)
-    taken=$(steps)
-    until grep -q 'the run goes on' out.txt; do
-        kill -0 $run || { cat out.txt; exit 1; }
-        sleep 0.05
+}
+
+scale() {
+    sed -e 's/length = 128/length = 256/' -e 's/batch_size = 12/batch_size = 24/' -e 's/kind = "full"/kind = "lora"/' \
+        -e 's/random_init = true//' -e 's/"tiny"/"alone\/model"/' job.toml > lora.toml
+    "$hearth" train job.toml --device cpu --out alone --quiet --steps 1
+    # Control groups are not seen from inside of a network namespace.
+    while sleep 0.2; do
+        for process in $(ip netns pids hearth-b); do echo "$process" > "$group/cgroup.procs"; done
+    done 2> /dev/null &
+    mover=$!
+    for quota in 100 50 25; do
+        echo "the second node at $quota % of a core:"
+        echo $((1000 * quota)) > "$group/cpu.cfs_quota_us"
+        taskset -c 0 ip netns exec hearth-a "$hearth" bench cluster lora.toml --device cpu --threads 1 \
+            --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24
     done
-    noticed=$(date +%s.%N)
-    wait $run || { cat out.txt; exit 1; }
-    from=$(grep -o '"from_step":[0-9]*' run/events.jsonl | tail -1 | cut -d: -f2)
-    awk -v a="$pulled" -v b="$noticed" -v t="$taken" -v f="$from" \
-        'BEGIN { printf "cable pulled after step %d: noticed and saved in %.1f s, went on from step %d\n", t, b - a, f
-                 exit !(b - a < 10 + 2 && f >= t) }' || { cat out.txt; exit 1; }
-    # Every loss is that of one process, but for the order of sums.
-    paste -d, <(losses alone) <(losses run) | tr -d '"' | sed 's/loss://g' | awk -F, \
-        '{ d = ($2 - $4) / $2; if (d < 0) d = -d; if ($1 != $3 || d > 1e-4) { print "step " $1 ": " $2 " " $4; bad = 1 } n++ }
-         END { exit bad || n != 40 }' || { cat out.txt; exit 1; }
-done
+    kill $mover
+}
+
+"$mode"
