@@ -209,6 +209,34 @@ fn a_lost_rank_ends_a_strict_run_with_a_checkpoint() {
 }
 
 #[test]
+fn speeds_together_are_measured_beside_those_alone() {
+    let place = Place::new();
+    for launcher in launchers() {
+        let mut command = ranks(launcher, 2);
+        command.arg(env!("CARGO_BIN_EXE_hearth")).args(["bench", "cluster"]);
+        command.arg(place.path("job.toml")).args(["--measure", "4", "--json"]);
+        command.args(["--device", "cpu", "--threads", "1"]).current_dir(place.path("."));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let secs = |value: &serde_json::Value| value.as_f64().filter(|secs| *secs > 0.0);
+        let sum: f64 =
+            (0..2).map(|rank| 1.0 / secs(&figures["ranks"][rank]["alone_secs"]).unwrap()).sum();
+        let of_the_sum = 1.0 / secs(&figures["together_secs"]).unwrap() / sum;
+        assert!(
+            (of_the_sum / secs(&figures["of_the_sum"]).unwrap() - 1.0).abs() < 1e-9,
+            "{figures}"
+        );
+        let samples = (0..2).map(|rank| figures["ranks"][rank]["samples"].as_u64().unwrap());
+        assert_eq!(samples.sum::<u64>(), 4, "{figures}");
+        let left = fs::read_dir(place.path(".")).unwrap().flatten();
+        let left =
+            left.filter(|entry| entry.file_name().to_string_lossy().starts_with(".hearth-bench"));
+        assert_eq!(left.count(), 0, "nothing is kept");
+    }
+}
+
+#[test]
 fn ranks_with_different_jobs_are_refused() {
     let place = Place::new();
     let job = place.path("job.toml");

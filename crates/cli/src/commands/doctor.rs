@@ -15,6 +15,7 @@ use machine::{Machine, MachineRecording, ProbeSource, Provenance};
 use trainer::gpu_self_test;
 
 use super::device::DeviceChoice;
+use super::node_check::NodeCheckArgs;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render::doctor::{
@@ -34,7 +35,8 @@ Examples:
   hearth doctor --json | jq .budget.memory          one figure for a script
   hearth doctor --record my-machine.toml            a file to keep or to send
   hearth doctor --machine machines/dgx-spark.toml   a computer you do not have
-  hearth doctor --self-test --device gpu            compare every op on a GPU with the CPU")]
+  hearth doctor --self-test --device gpu            compare every op on a GPU with the CPU
+  hearth doctor --nodes mac.local,spark.local       can they train together, and how fast is the link")]
 pub struct DoctorArgs {
     /// Print everything as JSON: each reading with unit, source and age
     #[arg(long)]
@@ -59,6 +61,9 @@ pub struct DoctorArgs {
     /// The GPU to test: gpu:0, gpu:software or cuda:0
     #[arg(long, default_value = "gpu:0", requires = "self_test", value_parser = DeviceChoice::parse_gpu)]
     device: DeviceChoice,
+
+    #[command(flatten)]
+    nodes: NodeCheckArgs,
 }
 
 /// Optional features of a GPU, and whether hearth uses them.
@@ -131,6 +136,9 @@ impl Diagnosis {
 }
 
 pub fn run(arguments: &DoctorArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    if let Some(outcome) = arguments.nodes.run(out)? {
+        return Ok(outcome);
+    }
     if arguments.self_test {
         return test(arguments.device, out);
     }

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod job;
 pub mod man;
 mod named_value;
+mod node_check;
 mod nodes;
 pub mod output;
 mod parts;

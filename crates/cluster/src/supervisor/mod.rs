@@ -1,6 +1,7 @@
 //! `hearth train --nodes`: starts the ranks by `mpirun`, hears them (`heartbeat/`), and starts them again without a node
 //! that is gone, from the checkpoint that the others saved when they were told. Any MPI will do: none has to survive.
 
+mod check;
 mod mpirun;
 mod nodes;
 mod run;
@@ -14,6 +15,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+pub use self::check::{NodeCheck, check_node};
 pub use self::mpirun::Mpirun;
 pub use self::nodes::Node;
 use self::run::{RunOutcome, SupervisedRun};

@@ -53,7 +53,7 @@ impl Mpirun {
         Self::from_version(program, &String::from_utf8_lossy(&said.stdout))
     }
 
-    fn from_version(program: &Path, said: &str) -> Option<Self> {
+    pub(super) fn from_version(program: &Path, said: &str) -> Option<Self> {
         let first = said.lines().next()?.trim();
         // It names itself by how it was called.
         let open_mpi = ["(Open MPI) ", "(OpenRTE) "].iter().find_map(|name| first.split_once(name));
@@ -73,6 +73,11 @@ impl Mpirun {
             kind: MpirunKind::Mpich,
             version,
         })
+    }
+
+    /// As it was found, or named.
+    pub(super) fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The command; the program's arguments are to follow.
