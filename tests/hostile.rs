@@ -199,7 +199,7 @@ fn layers_that_are_not_there_are_refused_at_once() {
     let path = base.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     for (n, says) in
-        [(1u64 << 20, "ask for more than 32768 tensors"), (1 << 40, "most is 4294967295")]
+        [(1u64 << 20, "ask for more than 148 tensors"), (1 << 40, "most is 4294967295")]
     {
         config["num_hidden_layers"] = json!(n);
         fs::write(&path, config.to_string()).unwrap();
