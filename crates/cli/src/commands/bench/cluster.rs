@@ -104,13 +104,13 @@ fn measure(
 
 /// What was seen of a run.
 #[derive(Default)]
-struct Seen {
+struct SeenRun {
     secs: Vec<f64>,
     ranks: Vec<RankShare>,
 }
 
 /// Median seconds of a step, and how ranks shared it.
-struct Measured {
+struct MeasuredRun {
     step_secs: f64,
     ranks: Vec<RankShare>,
 }
@@ -120,10 +120,10 @@ fn trained(
     setup: &DeviceSetup<'_>,
     folder: &Path,
     n: u64,
-) -> Result<Measured, Failure> {
+) -> Result<MeasuredRun, Failure> {
     let mut config = config.clone();
     config.output.folder = folder.into();
-    let seen = Mutex::new(Seen::default());
+    let seen = Mutex::new(SeenRun::default());
     let listener = |record: &EventRecord| {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         match &record.event {
@@ -133,7 +133,7 @@ fn trained(
         }
     };
     train(&config, setup, TrainOptions::default(), &[&listener], &CancelToken::default())?;
-    let Seen { secs, ranks } = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let SeenRun { secs, ranks } = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
     let measured = secs.len().saturating_sub(n as usize);
-    Ok(Measured { step_secs: median(secs[measured..].iter().copied()), ranks })
+    Ok(MeasuredRun { step_secs: median(secs[measured..].iter().copied()), ranks })
 }
