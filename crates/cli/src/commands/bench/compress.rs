@@ -22,7 +22,7 @@ use crate::render::bench::figures::CompressFigures;
 
 /// Compare ways to choose the tokens that a language model's trunk sees, at equal FLOPs.
 ///
-/// Trains a model for each way and seed, as `hearth train` with [compress] does, and measures bits per byte on
+/// Trains a model for each way and seed, as `hearth train` with `[compress]` does, and measures bits per byte on
 /// held-out text. See docs/compression.md.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -1,6 +1,6 @@
 //! The positions of the k largest keys of each row, from the largest down:
 //!
-//! ids[s, i] = the position of the i-th largest of keys[s]
+//! `ids[s, i]` is the position of the i-th largest of `keys[s]`.
 //!
 //! for keys [samples, n], f32. Of equal keys the first comes first. Keys are compared as integers, in the order of
 //! [`f32::total_cmp`]: every backend finds the same, and a key that is NaN has a place too.

@@ -169,7 +169,7 @@ impl Compressor {
         Ok(CompressedLoss { loss, kept: drawn.kept })
     }
 
-    /// The logits of all tokens after the last of a text, [vocabulary], f32, and which positions of it are kept.
+    /// The logits of all tokens after the last of a text, f32 of `[vocabulary]`, and which positions of it are kept.
     pub fn next_logits<'m>(&'m self, tape: &Tape<'m>, ids: &[u32]) -> Result<(Var, Vec<u32>)> {
         let (n, first_keys) = (ids.len(), vec![0; ids.len()]);
         let inputs = CompressorInputs { sizes: [1, n], ids, targets: &[], first_keys: &first_keys };
