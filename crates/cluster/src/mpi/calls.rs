@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr;
 
@@ -32,8 +33,8 @@ pub struct Calls<H> {
     barrier: unsafe extern "C" fn(H) -> c_int,
     library_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
     error_string: unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int,
-    /// Holds the functions.
-    _library: Library,
+    /// Holds the functions. Never unloaded: the library's own threads and exit handlers may still run.
+    _library: ManuallyDrop<Library>,
 }
 
 /// Loads a library for everything that it loads itself: some have plugins that look for its symbols.
@@ -85,7 +86,7 @@ impl<H: Copy> Calls<H> {
             library_version: function!(b"MPI_Get_library_version\0"),
             error_string: function!(b"MPI_Error_string\0"),
             handles,
-            _library: library,
+            _library: ManuallyDrop::new(library),
         })
     }
 
