@@ -209,8 +209,9 @@ mod tests {
 
     #[test]
     fn ranks_notice_that_the_hub_is_gone() {
-        let (hub, _events) = hub(1);
+        let (hub, events) = hub(1);
         let rank = rank(&hub, 0);
+        assert_eq!(next(&events), HubEvent::Joined(0));
         drop(hub);
         let begun = Instant::now();
         while rank.check().is_ok() {
