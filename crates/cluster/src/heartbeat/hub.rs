@@ -177,7 +177,7 @@ mod tests {
             assert!(begun.elapsed() < SOON);
             thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(first.lost(), [2]);
+        assert_eq!(first.check().unwrap_err().to_string(), "rank 2 is gone");
     }
 
     #[test]

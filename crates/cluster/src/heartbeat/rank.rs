@@ -73,11 +73,6 @@ impl Heartbeat {
         Err(ClusterError::RankLost { ranks, is_supervisor: heard.lost.is_empty() })
     }
 
-    /// The ranks that are gone.
-    pub fn lost(&self) -> Vec<usize> {
-        self.heard().lost.iter().copied().collect()
-    }
-
     /// Waits until a loss is known of that a library has reported; none if there is none.
     pub fn wait_for_loss(&self) -> Option<ClusterError> {
         let begun = Instant::now();

@@ -19,8 +19,8 @@ const FOLDER: &str = "ranks";
 /// Bytes of a file that travel together.
 const PIECE_BYTES: u64 = 16 << 20;
 
-/// Takes the folder of a run: the job's, or a rank's own. A run that is resumed has its last checkpoint at the first rank;
-/// all others get a copy.
+/// Takes the folder of a run: the job's, or a rank's own. The rank with the last checkpoint of a run that is resumed sends
+/// it to all others.
 pub fn open_folder(
     world: Option<&World>,
     config: &RunConfig,
@@ -36,7 +36,7 @@ pub fn open_folder(
     // Ranks that were started again resume if there is something to resume.
     let resume = options.resume || (supervisor::is_restarted() && newest.is_some());
     let options = TrainOptions { resume, ..options };
-    let source = newest.map_or(0, |newest| newest.rank);
+    let source = newest.unwrap_or(0);
     if world.rank() == 0 && source == 0 {
         let folder = RunFolder::open(run, options)?;
         copy_checkpoint(world, run, source, resume)?;
@@ -49,25 +49,15 @@ pub fn open_folder(
     RunFolder::open(&own, options)
 }
 
-/// Who has the checkpoint that all resume from.
-struct NewestCheckpoint {
-    rank: usize,
-}
-
-/// The newest checkpoint of all ranks: the first rank's, or that of the one which saved when the first was lost.
-fn newest_checkpoint(
-    world: &World,
-    own: &Path,
-    options: TrainOptions,
-) -> Result<Option<NewestCheckpoint>> {
+/// The rank that has the newest checkpoint, which all resume from: the first, or the one that saved when the first was lost.
+fn newest_checkpoint(world: &World, own: &Path, options: TrainOptions) -> Result<Option<usize>> {
     let is_looked_for = supervisor::is_restarted() || (options.resume && is_first(Some(world)));
     let step = checkpoint::latest_step(own).filter(|_| is_looked_for);
     let mut steps = vec![0; world.size()];
     steps[world.rank()] = step.map_or(0, |step| step.cast_signed() + 1);
     let steps = world.sum(steps)?;
     let newest = steps.iter().copied().max().unwrap_or(0);
-    let rank = steps.iter().position(|step| *step == newest).unwrap_or(0);
-    Ok((newest > 0).then_some(NewestCheckpoint { rank }))
+    Ok(steps.iter().position(|step| *step == newest).filter(|_| newest > 0))
 }
 
 /// Where a rank but the first writes.
