@@ -209,6 +209,12 @@ pub enum TrainerError {
         /// The folder.
         path: PathBuf,
     },
+    /// A request to a run that no program works on.
+    #[error("no program works on the run in {}", path.display())]
+    RunNotActive {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A run's folder that has a run in it.
     #[error("there is a run already in {}", path.display())]
     FolderTaken {
@@ -540,6 +546,9 @@ impl TrainerError {
                 "no other checkpoint is left: start a new run with another --out"
             }
             Self::FolderBusy { .. } => "wait for it, or choose another --out",
+            Self::RunNotActive { .. } => {
+                "a run is asked while it works: continue it with `hearth train JOB --resume`"
+            }
             Self::FolderTaken { .. } => "continue it with --resume, or choose another --out",
             Self::FolderGone { .. } => {
                 "move it back, or give --out its new place, and continue with --resume from its last checkpoint"

@@ -42,7 +42,7 @@ impl From<EndReason> for CommandOutcome {
         match why {
             EndReason::Finished | EndReason::Plateau => Self::Done,
             EndReason::Unhealthy | EndReason::Diverged => Self::Differs,
-            EndReason::Interrupted => Self::Interrupted,
+            EndReason::Interrupted | EndReason::Changed => Self::Interrupted,
         }
     }
 }

@@ -65,6 +65,7 @@ fn headline(end: &RunEnd, figures: &RunFigures) -> String {
         EndReason::Finished => "finished",
         EndReason::Plateau => "stopped: the held-out loss does not fall any more",
         EndReason::Interrupted => "interrupted",
+        EndReason::Changed => "changed",
         EndReason::Unhealthy => "stopped: nothing finite is learnt any more",
         EndReason::Diverged => "diverged, so that nothing was exported,",
     };

@@ -194,6 +194,7 @@ impl ScreenState {
             }
             Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
             Event::Note { text } => line(text.clone()),
+            Event::Request(answer) => line(format!("{DIM}step {}: {answer}{DIM:#}", answer.step)),
             Event::MemoryFallback(tightened) => self.warn(&tightened.to_string(), None),
             Event::Ranks { step, ranks } => {
                 // They move a little with every step; the report has the latest.

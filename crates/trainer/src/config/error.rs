@@ -32,6 +32,12 @@ pub enum ConfigError {
         /// What was typed.
         argument: String,
     },
+    /// A key that a run keeps.
+    #[error("{key} cannot change while a run works")]
+    NotChangeable {
+        /// The key.
+        key: String,
+    },
     /// A key, or a whole section, that does not exist.
     #[error("unknown key `{key}`, {advice}: {origin}")]
     UnknownKey {
@@ -129,6 +135,9 @@ impl ConfigError {
             Self::Read { .. } => "check that the path exists and may be accessed",
             Self::Syntax { .. } => {
                 "text needs quotes, sections stand in brackets, one key per line"
+            }
+            Self::NotChangeable { .. } => {
+                "these can: machine.mode, output.save_every, and the prompts and every of sample or generate"
             }
             Self::NoAssignment { .. } => "write for example --set train.steps=20",
             Self::UnknownKey { .. } => {

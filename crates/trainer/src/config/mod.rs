@@ -16,6 +16,7 @@ pub mod adapter;
 pub mod base;
 pub mod batch;
 mod bound;
+mod change;
 pub mod compress;
 pub mod data;
 pub mod error;
@@ -42,6 +43,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+pub use change::CHANGEABLE;
 pub use error::ConfigError;
 pub use reference::reference;
 pub use source::ValueOrigin;

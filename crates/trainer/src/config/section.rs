@@ -331,6 +331,14 @@ impl ResolvedKeys {
         }
     }
 
+    /// The value and origin of a key of another job.
+    pub fn take(&mut self, key: &str, other: Self) {
+        let Some(other) = other.0.into_iter().find(|row| row.is(key)) else { return };
+        for row in self.0.iter_mut().filter(|row| row.is(key)) {
+            *row = other.clone();
+        }
+    }
+
     /// A default that depends on other values.
     pub fn replace<T: ConfigValue>(&mut self, key: &str, value: &T) {
         for row in self.0.iter_mut().filter(|row| row.is(key)) {

@@ -91,6 +91,8 @@ pub enum EndReason {
     Plateau,
     /// The user asked for it; it can go on.
     Interrupted,
+    /// The user asked for another value of a key; the same program goes on with it.
+    Changed,
     /// It was not learning.
     Unhealthy,
     /// All steps were taken, and what came of them is of no use.

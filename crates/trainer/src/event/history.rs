@@ -269,7 +269,7 @@ impl History {
             Event::End(end) => self.over(Ending::End(end)),
             Event::Failed(failed) => self.over(Ending::Failed(failed)),
             Event::Checkpoint { .. } => self.progress = None,
-            Event::Note { .. } | Event::Health { .. } => {}
+            Event::Note { .. } | Event::Health { .. } | Event::Request(_) => {}
         }
     }
 

@@ -5,6 +5,7 @@
 //! Event ──▶ sink.rs ──▶ journal.rs ──▶ events.jsonl ──▶ History ──▶ report, model card, other programs
 //!                  └──▶ listeners ────────────────────▶ History ──▶ terminal
 //! events.jsonl, .lock ──▶ state.rs: running, ended, failed or killed
+//! events.jsonl ──▶ tail.rs ──▶ whoever watches        requests/ ──▶ inbox.rs ──▶ the loop
 //! ```
 //!
 //! Knows nothing of how a run is planned, trained or shown: those rooms stand above this one.
@@ -13,11 +14,14 @@ mod end;
 pub mod eta;
 pub mod figures;
 pub mod history;
+mod inbox;
 pub mod journal;
 pub mod lock;
 pub mod phase;
+pub mod request;
 pub mod sink;
 pub mod state;
+pub mod tail;
 mod times;
 pub mod warning;
 
@@ -32,6 +36,7 @@ use serde_json::{Map, Value};
 
 pub use end::{BestCheckpoint, EndReason, EnergyUsed, RunEnd, RunFailure};
 pub use phase::{Phase, PlannedPhase};
+pub use request::{PendingRequest, RequestAnswer, RunRequest};
 pub use sink::{EventListener, EventSink};
 pub use state::{RunState, state};
 pub use times::{RepeatedTime, TimeBasis, TimeEstimate};
@@ -174,6 +179,8 @@ pub enum Event {
         /// Layers found again.
         layers: usize,
     },
+    /// Somebody asked something of the run, and was answered.
+    Request(RequestAnswer),
     /// The run is over, or was asked to stop.
     End(RunEnd),
     /// The run ended with an error.

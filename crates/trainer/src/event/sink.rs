@@ -1,6 +1,7 @@
 //! Where a run says what happens: each event gets its time, is written to `events.jsonl`, and is then
 //! handed to everybody who listens, in their order. Listeners cannot change a run. Who wants it to stop
-//! cancels a token, which the run asks between two pieces of work, and its device at every allocation.
+//! cancels a token, which the run asks between two pieces of work, and its device at every allocation. Other requests
+//! come through the run's folder (`request.rs`), and are answered here.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,9 +9,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use compute::CancelToken;
 
+use super::inbox::Inbox;
 use super::journal::Journal;
 use super::{
-    EndReason, Event, EventRecord, Phase, PhaseProgress, ProgressUnit, RunEnd, RunFailure,
+    EndReason, Event, EventRecord, PendingRequest, Phase, PhaseProgress, ProgressUnit,
+    RequestAnswer, RunEnd, RunFailure, RunRequest,
 };
 use crate::error::{Result, TrainerError};
 
@@ -22,6 +25,7 @@ pub struct EventSink<'a> {
     state: Mutex<SinkState>,
     listeners: &'a [EventListener<'a>],
     stop: &'a CancelToken,
+    inbox: Inbox,
     begun: Instant,
 }
 
@@ -43,11 +47,16 @@ impl<'a> EventSink<'a> {
     ) -> Result<Self> {
         let journal = Journal::open(folder, resume)?;
         let state = Mutex::new(SinkState { journal, progress: None, step: 0 });
-        Ok(Self { state, listeners, stop, begun: Instant::now() })
+        let inbox = Inbox::begin(folder, resume, stop);
+        Ok(Self { state, listeners, stop, inbox, begun: Instant::now() })
     }
 
     /// Writes an event down and hands it on.
     pub fn emit(&self, event: Event) -> Result<()> {
+        if matches!(event, Event::End(_) | Event::Failed(_)) {
+            // Whoever asked it to stop is answered before it is over.
+            self.requests()?;
+        }
         let mut state = self.state();
         match &event {
             Event::Begin(begin) => state.step = begin.from_step,
@@ -109,6 +118,33 @@ impl<'a> EventSink<'a> {
     /// Who is asked.
     pub fn cancel_token(&self) -> &CancelToken {
         self.stop
+    }
+
+    /// What was asked of the run and is still to be done. What needed only to be heard is answered now.
+    pub fn requests(&self) -> Result<Vec<PendingRequest>> {
+        for answer in self.inbox.answers() {
+            self.answer(answer.id, answer.asked, answer.refused)?;
+        }
+        Ok(self.inbox.pending())
+    }
+
+    /// Whether somebody asked the run to stand still.
+    pub fn is_paused(&self) -> bool {
+        self.inbox.is_paused()
+    }
+
+    /// A request is done, or refused with a reason. It is forgotten when that is written down.
+    pub fn answer(
+        &self,
+        id: String,
+        asked: Option<RunRequest>,
+        refused: Option<String>,
+    ) -> Result<()> {
+        let step = self.state().step;
+        let answer = RequestAnswer { step, id: id.clone(), asked, refused };
+        self.emit(Event::Request(answer))?;
+        self.inbox.forget(&id);
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, SinkState> {

@@ -58,6 +58,7 @@ fn headline(state: &RunState, history: &History) -> String {
         RunState::Ended(EndReason::Interrupted) => {
             ("warn", "interrupted; it can be resumed from its last checkpoint")
         }
+        RunState::Ended(EndReason::Changed) => ("warn", "continuing with changed settings"),
         RunState::Ended(EndReason::Unhealthy) => {
             ("bad", "stopped: losses or gradients were not finite")
         }
@@ -155,6 +156,7 @@ fn findings(history: &History, gallery: &Gallery) -> String {
     for pair in history.parts.windows(2) {
         let (from, reached) = (pair[1].begin.from_step, pair[0].last_step);
         let cause = match &pair[0].ending {
+            Some(Ending::End(end)) if end.reason == EndReason::Changed => "was changed on request",
             Some(Ending::End(_)) => "was stopped",
             Some(Ending::Failed(_)) => "failed",
             Some(Ending::Lost(_)) => "lost its GPU",

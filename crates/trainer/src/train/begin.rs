@@ -97,6 +97,7 @@ pub(super) fn begin<'a, D: DataLoader>(
         meter,
         saved,
         is_sampling_warned: false,
+        asked: Vec::new(),
         events,
     })
 }

@@ -19,6 +19,10 @@ pub(super) struct RunStatus {
     pub is_interrupted: bool,
     /// Validation and samples of the step were abandoned when that was asked.
     pub is_evaluation_due: bool,
+    /// Somebody asked for a checkpoint.
+    pub is_save_asked: bool,
+    /// Somebody asked for another job, see `requests.rs`.
+    pub is_change_asked: bool,
     /// No held-out loss was lower than the one just measured.
     pub is_best: bool,
 }
@@ -46,6 +50,7 @@ pub(super) enum SaveReason {
 pub(super) fn decide(status: RunStatus, output: &OutputConfig) -> LoopDecision {
     let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_best, .. } = status;
     let RunStatus { is_interrupted, is_evaluation_due, .. } = status;
+    let RunStatus { is_save_asked, is_change_asked, .. } = status;
     let reasons = [
         (is_unhealthy, EndReason::Unhealthy),
         // A last step whose evaluation is missing is finished by the run that resumes.
@@ -53,9 +58,11 @@ pub(super) fn decide(status: RunStatus, output: &OutputConfig) -> LoopDecision {
         (is_plateau, EndReason::Plateau),
         (step >= total_steps, EndReason::Finished),
         (is_interrupted, EndReason::Interrupted),
+        (is_change_asked, EndReason::Changed),
     ];
     let end = reasons.into_iter().find_map(|(holds, why)| holds.then_some(why));
-    let save = if end.is_some() || (step > 0 && is_due(output.save_every, step)) {
+    let is_save_due = is_save_asked || is_due(output.save_every, step);
+    let save = if end.is_some() || (step > 0 && is_save_due) {
         Some(SaveReason::Latest)
     } else {
         (output.keep_best && is_best).then_some(SaveReason::Best)
@@ -90,9 +97,9 @@ mod tests {
 
     #[test]
     fn a_run_ends_and_is_saved_by_its_status() {
-        use EndReason::{Finished, Interrupted, Plateau, Unhealthy};
+        use EndReason::{Changed, Finished, Interrupted, Plateau, Unhealthy};
         type Change = fn(&mut RunStatus);
-        let cases: [(Change, Option<EndReason>, Option<SaveReason>); 12] = [
+        let cases: [(Change, Option<EndReason>, Option<SaveReason>); 15] = [
             (|_| {}, None, None),
             (|s| s.step = 5, None, Some(SaveReason::Latest)),
             (|s| s.is_best = true, None, Some(SaveReason::Best)),
@@ -109,6 +116,13 @@ mod tests {
                 Some(SaveReason::Latest),
             ),
             (|s| s.step = 0, None, None),
+            (|s| s.is_save_asked = true, None, Some(SaveReason::Latest)),
+            (|s| s.is_change_asked = true, Some(Changed), Some(SaveReason::Latest)),
+            (
+                |s| (s.is_interrupted, s.is_change_asked) = (true, true),
+                Some(Interrupted),
+                Some(SaveReason::Latest),
+            ),
             (|s| (s.step, s.is_plateau) = (10, true), Some(Plateau), Some(SaveReason::Latest)),
             (
                 |s| (s.is_plateau, s.is_unhealthy) = (true, true),

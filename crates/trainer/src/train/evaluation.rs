@@ -27,7 +27,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             self.validate()?;
         }
         self.progress.is_validated = true;
-        if is_due(config.data.sample_every(), step) || (is_last || step == 0) {
+        let is_sample_due = is_due(config.data.sample_every(), step) || is_last || step == 0;
+        if is_sample_due || self.is_sample_asked() {
             self.write_samples()?;
         }
         (self.progress.is_evaluation_due, self.progress.is_validated) = (false, false);
@@ -125,6 +126,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Training continues without samples.
     fn warn_sampling(&mut self, kind: WarningKind) -> Result<()> {
+        self.refuse_samples(&kind.to_string())?;
         if std::mem::replace(&mut self.is_sampling_warned, true) {
             return Ok(());
         }

@@ -12,6 +12,8 @@
 //!   samples/           step-000100-1.png: the first prompt after 100 steps
 //!   adapter/           the adapter, for every program that was asked for; or
 //!   model/             the model, after a full fine-tune
+//!   requests/          what people ask of it while it works, see `event/request.rs`
+//!   changes.json       keys that were changed that way
 //!   ranks/             logs of the other ranks, see `data_parallel/`
 //!   README.md          the model card
 //!   report.html        how it went, on one page
@@ -22,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use weights::write::{sync_folder, write_whole};
 
-use super::{TrainOptions, checkpoint};
+use super::{TrainOptions, checkpoint, requests};
 use crate::config::adapter::AdapterKind;
 use crate::config::{self, RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
@@ -108,15 +110,17 @@ impl RunFolder {
         Ok(place)
     }
 
-    /// The job with the precision that the plan chose when the run started: a checkpoint cannot be resumed in
-    /// another one.
-    pub fn with_pinned_precision(&self, config: &RunConfig) -> RunConfig {
+    /// The job of a run that resumes: with the precision that the plan chose when it started, since a checkpoint cannot
+    /// be resumed in another one, and with what was asked of it.
+    pub fn resumed_job(&self, config: &RunConfig) -> RunConfig {
         if !self.options.resume {
             return config.clone();
         }
         let before = RawConfig::from_file(&self.path.join(CONFIG)).and_then(RawConfig::resolve);
         // A config that cannot be read shows when the checkpoint's settings are compared.
-        before.map_or_else(|_| config.clone(), |before| config.with_precision_of(&before))
+        let job =
+            before.map_or_else(|_| config.clone(), |before| config.with_precision_of(&before));
+        requests::with_changes_of_before(&job, &self.path)
     }
 
     /// Writes a text, whole or not at all.

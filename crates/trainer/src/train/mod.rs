@@ -26,6 +26,7 @@ pub mod output_folder;
 mod pacing;
 mod preparation;
 mod progress_file;
+mod requests;
 pub(crate) mod run;
 mod step;
 #[cfg(test)]
@@ -46,7 +47,7 @@ use crate::config::training_data::TrainingData;
 use crate::error::Result;
 use crate::event::figures::RunFigures;
 use crate::event::history::History;
-use crate::event::{Event, EventListener, EventRecord, EventSink, Phase, RunEnd};
+use crate::event::{EndReason, Event, EventListener, EventRecord, EventSink, Phase, RunEnd};
 use crate::export::card;
 use crate::model::diffusion::Pipeline;
 use crate::report;
@@ -78,12 +79,10 @@ pub fn train(
         let listeners = [&[&rewrite as EventListener<'_>], listeners].concat();
         let events = EventSink::open(&folder.path, folder.options.resume, &listeners, stop)?;
         let output = RunOutput { folder: &folder, events: &events };
-        train_into(&folder.with_pinned_precision(config), device_setup, output).inspect_err(
-            |error| {
-                // Returned as well, so that failing to write it is not fatal.
-                _ = events.fail(error);
-            },
-        )
+        train_into(&folder.resumed_job(config), device_setup, output).inspect_err(|error| {
+            // Returned as well, so that failing to write it is not fatal.
+            _ = events.fail(error);
+        })
     };
     let reported = report::write(&folder.path);
     // Where both failed, the first is the cause.
@@ -111,6 +110,9 @@ fn train_into(
     let figures = RunFigures::of(&History::open(&folder.path)?);
     let end = RunEnd { loss: figures.and_then(|figures| figures.final_loss), ..end };
     events.emit(Event::End(end.clone()))?;
+    if end.reason == EndReason::Changed {
+        return requests::go_on_changed(config, device_setup, output);
+    }
     let is_done = end.reason.is_done() && is_first(device_setup.world);
     if is_done && config.adapter.kind != AdapterKind::Full {
         card::write(&folder.path, config)?;

@@ -230,14 +230,21 @@ pub struct Pacer<'a> {
 }
 
 impl Pacer<'_> {
-    /// Applies decisions since the last call; returns when the run is not paused, or asked to stop.
+    /// Applies decisions since the last call; returns when the run is not paused, neither by the governor nor by
+    /// request, or asked to stop.
     pub fn wait_while_paused(&mut self) -> Result<()> {
         self.update()?;
-        while self.pacing.governor.pace().is_paused && self.events.should_continue() {
+        while self.is_paused() && self.events.should_continue() {
+            // Answers who asked for it.
+            self.events.requests()?;
             self.rest(REST_PIECE);
             self.update()?;
         }
         Ok(())
+    }
+
+    fn is_paused(&self) -> bool {
+        self.pacing.governor.pace().is_paused || self.events.is_paused()
     }
 
     /// Rests after so much work, as long as the pace asks for, or until somebody asks to stop.

@@ -17,7 +17,9 @@ use super::meter::PhaseMeter;
 use super::pacing::Pacing;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::event::{EndReason, Event, EventSink, Phase, RunEnd, Warning, WarningKind};
+use crate::event::{
+    EndReason, Event, EventSink, PendingRequest, Phase, RunEnd, Warning, WarningKind,
+};
 use crate::optim::schedule;
 use crate::task::session::Session;
 use crate::task::traits::DataLoader;
@@ -52,6 +54,8 @@ pub struct TrainingRun<'a, D: DataLoader> {
     pub saved: Option<ResumePoint>,
     /// Whether the warning was emitted that there is no memory for samples.
     pub is_sampling_warned: bool,
+    /// What people asked for since the last step.
+    pub asked: Vec<PendingRequest>,
     /// Where it emits events.
     pub events: &'a EventSink<'a>,
 }
@@ -91,6 +95,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         is_unhealthy: bool,
         is_other_asked: bool,
     ) -> Result<LoopDecision> {
+        self.hear_requests()?;
         if self.progress.is_evaluation_due {
             unless_cancelled(self.evaluate())?;
         }
@@ -98,6 +103,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
         let decision = decide(status, &self.config.output);
         decision.save.map_or(Ok(()), |save| self.save(save))?;
+        self.answer_requests()?;
         Ok(decision)
     }
 
@@ -111,6 +117,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             is_plateau: matches!(limit, Switch::On(limit) if n_without >= limit),
             is_best: self.progress.is_best(),
             is_evaluation_due: self.progress.is_evaluation_due,
+            is_save_asked: self.is_save_asked(),
+            is_change_asked: self.is_change_asked(),
             ..RunStatus::default()
         }
     }
