@@ -32,6 +32,8 @@ section! {
         license: Option<String> = Default(None), Filled;
         /// Author named in the model card
         author: Option<String> = Default(None), Filled;
+        /// Also write the run for TensorBoard, into `tensorboard` in the output folder
+        tensorboard: bool = Default(false), Any;
     }
 }
 

@@ -156,6 +156,7 @@ const EVERY_KEY: &[&str] = &[
     "output.formats=['peft', 'kohya']",
     "output.license=cc-by-4.0",
     "output.author=\"A. Author\"",
+    "output.tensorboard=true",
 ];
 
 /// Values of many types.

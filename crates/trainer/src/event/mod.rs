@@ -22,6 +22,7 @@ pub mod request;
 pub mod sink;
 pub mod state;
 pub mod tail;
+pub mod tensorboard;
 mod times;
 pub mod warning;
 

@@ -14,6 +14,7 @@
 //!   model/             the model, after a full fine-tune
 //!   requests/          what people ask of it while it works, see `event/request.rs`
 //!   changes.json       keys that were changed that way
+//!   tensorboard/       the run for TensorBoard, if it was asked for
 //!   ranks/             logs of the other ranks, see `data_parallel/`
 //!   README.md          the model card
 //!   report.html        how it went, on one page

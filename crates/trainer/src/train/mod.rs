@@ -20,6 +20,7 @@ mod health_events;
 mod identity;
 pub mod language;
 mod layers;
+mod listeners;
 mod loss_scale;
 pub(crate) mod meter;
 pub mod output_folder;
@@ -41,6 +42,7 @@ use self::device::{MeteredDevice, RunSetup};
 use self::diffusion::DiffusionTask;
 use self::folder::RunOutput;
 use self::language::LanguagePipeline;
+use self::listeners::OwnListeners;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::training_data::TrainingData;
@@ -51,7 +53,6 @@ use crate::event::{EndReason, Event, EventListener, EventRecord, EventSink, Phas
 use crate::export::card;
 use crate::model::diffusion::Pipeline;
 use crate::report;
-use crate::report::live::LiveReport;
 use crate::task::traits::DataLoader;
 
 /// How a run is started.
@@ -74,8 +75,8 @@ pub fn train(
 ) -> Result<RunEnd> {
     let folder = data_parallel::open_folder(device_setup.world, config, options)?;
     let end = {
-        let report = LiveReport::begin(folder.path.clone());
-        let rewrite = |record: &EventRecord| report.observe(&record.event);
+        let own = OwnListeners::begin(&folder, config, device_setup.world)?;
+        let rewrite = |record: &EventRecord| own.observe(record);
         let listeners = [&[&rewrite as EventListener<'_>], listeners].concat();
         let events = EventSink::open(&folder.path, folder.options.resume, &listeners, stop)?;
         let output = RunOutput { folder: &folder, events: &events };

@@ -25,8 +25,8 @@ const MARKED: [(&str, &str); 3] =
     [(CONFIG, CONFIG_HEADER), (card::FILE_NAME, card::MARK), ("report.html", document::MARK)];
 
 /// Folders of a run, and a file, without such a mark.
-const FOLDERS: [&str; 6] =
-    ["adapter", "model", "samples", "checkpoints", "initial", identity::INPUTS];
+const FOLDERS: [&str; 7] =
+    ["adapter", "model", "samples", "checkpoints", "initial", "tensorboard", identity::INPUTS];
 
 /// Fails unless a job's output folder is free, or has a run of ours. `beside` names what else the caller
 /// writes there.
