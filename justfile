@@ -19,6 +19,7 @@ size:
 # What takes too long for the default suite.
 sweep:
     cargo test --release --test hearth -- --ignored
+    cargo test --release --workspace --lib planted -- --ignored
 
 # A thousand kills and a thousand disk faults at file operations of runs and commands; prints a table.
 torture:

@@ -14,7 +14,7 @@ use trainer::model::build::Precision;
 use trainer::model::llama::language_model::LanguageModel;
 use trainer::model::llama::preset::LlamaPreset;
 use trainer::model::recompute::Recompute;
-use trainer::sample::text::{GenerationRequest, generate};
+use trainer::sample::text::{GenerationRequest, GenerativeBase};
 use trainer::sample::token_sampler::TokenSampler;
 use trainer::text::Tokenizer;
 use trainer::verify::relative_error;
@@ -78,7 +78,7 @@ fn a_text_goes_to_standard_output() {
     let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
     let mut ids = Vec::new();
     let is_end = |id: u32| tokenizer.is_eos(id) || base.config.eos_token_ids.contains(&id);
-    generate(&device, &model, &adapters.params, &request, &is_end, &mut |id| {
+    base.generate(&device, &model, &adapters.params, &request, &is_end, &mut |id| {
         ids.push(id);
         true
     })

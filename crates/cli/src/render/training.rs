@@ -169,6 +169,7 @@ impl ScreenState {
             | Event::Progress(_)
             | Event::Step(_)
             | Event::Health { .. }
+            | Event::Policy(_)
             | Event::Memory { .. }
             | Event::Telemetry(_)
             | Event::Exported { .. }

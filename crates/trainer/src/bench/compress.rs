@@ -39,6 +39,8 @@ pub enum CompressArm {
     Grpo,
     /// The same by straight-through Gumbel-softmax.
     Gumbel,
+    /// The same as H-Net does.
+    Ratio,
     /// All bytes.
     All,
     /// Every N-th byte.
@@ -49,21 +51,25 @@ pub enum CompressArm {
     Spaces,
     /// Where bytes are rare.
     Rarest,
-    /// No compression inside the model: tokens of byte-pair encoding, made from the same texts.
+    /// A plain Llama of bytes, without narrow layers.
+    Bytes,
+    /// The same of tokens of byte-pair encoding, made from the same texts.
     Bpe,
 }
 
 impl CompressArm {
     /// All of them, the learned ones first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Reinforce,
         Self::Grpo,
         Self::Gumbel,
+        Self::Ratio,
         Self::All,
         Self::Stride,
         Self::Random,
         Self::Spaces,
         Self::Rarest,
+        Self::Bytes,
         Self::Bpe,
     ];
 
@@ -73,11 +79,13 @@ impl CompressArm {
             Self::Reinforce => "reinforce",
             Self::Grpo => "grpo",
             Self::Gumbel => "gumbel",
+            Self::Ratio => "ratio",
             Self::All => "all",
             Self::Stride => "stride",
             Self::Random => "random",
             Self::Spaces => "spaces",
             Self::Rarest => "rarest",
+            Self::Bytes => "bytes",
             Self::Bpe => "bpe",
         }
     }
@@ -131,8 +139,11 @@ impl CompressBench {
             format!("train.validate_every={steps}"),
         ];
         match arm {
-            CompressArm::Bpe => {}
-            CompressArm::Reinforce | CompressArm::Grpo | CompressArm::Gumbel => {
+            CompressArm::Bytes | CompressArm::Bpe => {}
+            CompressArm::Reinforce
+            | CompressArm::Grpo
+            | CompressArm::Gumbel
+            | CompressArm::Ratio => {
                 settings.push(format!("compress.estimator={}", arm.name()));
                 settings.push(format!("compress.keep_one_in={}", self.keep_one_in));
             }
@@ -214,7 +225,8 @@ impl CompressBench {
 
     /// Bytes for each target of the held-out texts: what a loss per token is divided by.
     pub fn bytes_per_target(&self, config: &RunConfig) -> Result<f64> {
-        if config.data.compression().is_some() {
+        let (text, _) = config.data.texts()?;
+        if text.tokenizer.is_none() {
             return Ok(1.0);
         }
         let pipeline = LanguagePipeline::open(config, false)?;

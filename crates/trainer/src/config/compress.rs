@@ -4,16 +4,18 @@
 use super::error::ConfigError;
 use super::section::{ResolvedKeys, Section, section};
 use super::value::words;
-use crate::model::compress::{CompressorTraining, Estimator, Selector};
+use crate::model::compress::{CompressorMode, CompressorTraining, Estimator, Selector};
 
 section! {
     /// Which tokens the largest part of a language model sees.
     pub RawCompress => CompressConfig {
         /// The trunk sees one token in so many
         keep_one_in: usize = Default(4), Within(1.0, 64.0);
+        /// `next` predicts the next token; `reconstruct` codes a text as its kept tokens and the rest
+        mode: CompressorMode = Default(CompressorMode::Next), Any;
         /// Who chooses them: a trained policy, or a rule to compare it with (`all`, `stride`, `random`, `spaces`, `rarest`)
         select: Selector = Default(Selector::Policy), Any;
-        /// How the policy is trained: `reinforce`, `grpo` (two draws of each sequence, compared) or `gumbel` (straight-through)
+        /// How the policy is trained: `reinforce`, `grpo` (two draws of each sequence, compared), `gumbel` (straight-through) or `ratio` (H-Net)
         estimator: Estimator = Default(Estimator::Reinforce), Any;
         /// Discount of rewards of later tokens; 1 gives every choice the reward of the whole sequence
         discount: f64 = Default(0.9), Within(0.0, 1.0);
@@ -41,10 +43,16 @@ words!(Selector {
     "rarest" => Self::Rarest,
 });
 
+words!(CompressorMode {
+    "next" => Self::Next,
+    "reconstruct" => Self::Reconstruct,
+});
+
 words!(Estimator {
     "reinforce" => Self::Reinforce,
     "grpo" => Self::Grpo,
     "gumbel" => Self::Gumbel,
+    "ratio" => Self::Ratio,
 });
 
 /// Keys that mean something only where a policy is trained.
@@ -70,6 +78,9 @@ impl CompressConfig {
                 rows.leave_out(key, "compress.estimator = \"gumbel\"")?;
             }
         } else {
+            if config.estimator == Estimator::Ratio {
+                rows.leave_out("compress.discount", "compress.estimator = \"ratio\"")?;
+            }
             let estimator = format!("compress.estimator = {}", rows.value("compress.estimator"));
             rows.leave_out("compress.temperature", &estimator)?;
         }

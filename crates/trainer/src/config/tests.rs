@@ -62,6 +62,7 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "text.token_format=u16",
     "text.follow_links=true",
     "compress.keep_one_in=8",
+    "compress.mode=reconstruct",
     "compress.select=spaces",
     "compress.estimator=gumbel",
     "compress.discount=0.5",

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::journal::{self, BrokenLines, FILE_NAME};
 use super::{
-    Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, RankShare, RunEnd,
-    RunFailure, RunStart, StepMetrics, Warning,
+    Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, PolicyMetrics, RankShare,
+    RunEnd, RunFailure, RunStart, StepMetrics, Warning,
 };
 use crate::error::{Result, TrainerError};
 
@@ -24,6 +24,8 @@ pub struct History {
     pub steps: Vec<StepMetrics>,
     /// Steps taken, and the loss on held-out samples then.
     pub validations: Vec<(u64, f64)>,
+    /// What a policy did in each step.
+    pub policy: Vec<PolicyMetrics>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<SampleImage>,
     /// By step, then in the order they were written.
@@ -232,6 +234,10 @@ impl History {
                 self.validations.retain(|(at, _)| *at < step);
                 self.validations.push((step, loss));
             }
+            Event::Policy(policy) => {
+                self.policy.retain(|other| other.step < policy.step);
+                self.policy.push(policy);
+            }
             Event::ImageSample { step, path, prompt, seed, references, clip } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
                 self.samples.push(SampleImage { step, path, prompt, seed, references, clip });
@@ -304,6 +310,7 @@ impl History {
         let from = begin.from_step;
         self.steps.retain(|step| step.step <= from);
         self.validations.retain(|(step, _)| *step <= from);
+        self.policy.retain(|policy| policy.step <= from);
         self.samples.retain(|sample| sample.step <= from);
         self.texts.retain(|text| text.step <= from);
         self.minutes_before = self.snapshots.last().map_or(0.0, |(minutes, _)| *minutes);

@@ -106,6 +106,8 @@ pub enum Event {
         /// Steps so far whose gradient was not finite.
         skipped: u64,
     },
+    /// What the policy of a compressed model did in a step.
+    Policy(PolicyMetrics),
     /// A sample image was generated.
     #[serde(alias = "sample")]
     ImageSample {
@@ -367,6 +369,26 @@ pub struct StepMetrics {
     /// Kernels that a GPU was given; none on a CPU.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub launches: Option<u64>,
+}
+
+/// What the policy of a compressed model did in a step: how it chose, and what its choices brought.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyMetrics {
+    /// From 1.
+    pub step: u64,
+    /// How open its choices are: the entropy of keeping a position or not, as a share of the largest. 1 is choosing at
+    /// random, 0 is certain.
+    pub entropy: f64,
+    /// The share of kept positions that were kept at the same place of the sequence before. One in N by chance; 1 is a
+    /// choice that does not look at the text.
+    pub same_places: f64,
+    /// The share of kept positions that are the first after a word.
+    pub word_ends: f64,
+    /// How much less the loss is with the trunk than by the narrow layers alone, in nats per token.
+    pub reward: f64,
+    /// Standard deviation of the advantages; none where an estimator has none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub advantage_spread: Option<f64>,
 }
 
 /// Another way to compute batches, in less memory.

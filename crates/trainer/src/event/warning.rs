@@ -124,6 +124,20 @@ pub enum WarningKind {
         /// Tokens that the model was made for.
         made_for: usize,
     },
+    /// The policy of a compressed model keeps the same places of every sequence.
+    PolicyCollapsed {
+        /// Steps that were looked at.
+        steps: usize,
+        /// The share of kept positions that were kept at the same place of another sequence.
+        same_places: f64,
+    },
+    /// The policy of a compressed model is certain of every choice, and tries no others.
+    PolicyCertain {
+        /// Steps that were looked at.
+        steps: usize,
+        /// The entropy of its choices, as a share of the largest.
+        entropy: f64,
+    },
     /// Something is odd about the images or texts.
     Data {
         /// What it is.
@@ -207,6 +221,8 @@ impl WarningKind {
             Self::CheckpointSkipped { .. } => "checkpoint_skipped",
             Self::SettingChanged(_) => "setting_changed",
             Self::SequencesTooLong { .. } => "sequences_too_long",
+            Self::PolicyCollapsed { .. } => "policy_collapsed",
+            Self::PolicyCertain { .. } => "policy_certain",
             Self::Data { .. } => "data",
             Self::Other { .. } => "other",
         }
@@ -260,6 +276,14 @@ impl WarningKind {
             }
             Self::SequencesTooLong { made_for, .. } => {
                 return Some(format!("text.length = {made_for} shows it what it knows"));
+            }
+            Self::PolicyCollapsed { .. } => {
+                "begin a new run with a lower compress.policy_weight or optimizer.learning_rate; \
+                 compress.discount at 0.9 or below credits a position for the tokens after it"
+            }
+            Self::PolicyCertain { .. } => {
+                "what it keeps will not change any more; if the loss should be lower, begin a new run with a lower \
+                 compress.policy_weight"
             }
             Self::CheckpointSkipped { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
                 return None;
@@ -332,6 +356,18 @@ impl fmt::Display for WarningKind {
             Self::SequencesTooLong { tokens, made_for } => {
                 write!(f, "sequences have {tokens} tokens, the model was made for {made_for}")
             }
+            Self::PolicyCollapsed { steps, same_places } => write!(
+                f,
+                "the policy has collapsed: in the last {steps} steps {:.0} % of what it kept was at the same places of \
+                 every sequence, whatever the text",
+                100.0 * same_places
+            ),
+            Self::PolicyCertain { steps, entropy } => write!(
+                f,
+                "the policy explores no more: in the last {steps} steps the entropy of its choices was {:.1} % of the \
+                 largest",
+                100.0 * entropy
+            ),
             Self::Data { problem } => f.write_str(problem),
             Self::Other { text, .. } => f.write_str(text),
         }
@@ -425,6 +461,8 @@ mod tests {
             WarningKind::CheckpointSkipped { problem: "broken".into() },
             WarningKind::SettingChanged(changed),
             WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },
+            WarningKind::PolicyCollapsed { steps: 20, same_places: 0.97 },
+            WarningKind::PolicyCertain { steps: 20, entropy: 0.004 },
             WarningKind::Data { problem: "no caption".into() },
         ]
     }

@@ -15,7 +15,9 @@ use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
 use super::ranks::ranks;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
-use crate::event::{EndReason, MachineSnapshot, PlannedPhase, RunFailure, RunStart, RunState};
+use crate::event::{
+    EndReason, MachineSnapshot, PlannedPhase, PolicyMetrics, RunFailure, RunStart, RunState,
+};
 use machine::telemetry::ProcessMemory;
 
 /// The data of a page.
@@ -34,6 +36,7 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         figure_list(figures),
         findings(history, gallery),
         curves(history, figures),
+        policy(history),
         memory(history, figures),
         machine(history),
         ranks(&history.ranks),
@@ -236,6 +239,29 @@ fn curves(history: &History, figures: &RunFigures) -> String {
         loss
     };
     format!("<h2>Training</h2>\n{loss}\n<div class=\"plots\">{small}</div>\n")
+}
+
+/// What the policy of a compressed model did.
+fn policy(history: &History) -> String {
+    let of = |get: fn(&PolicyMetrics) -> Option<f64>| {
+        let all = history.policy.iter();
+        all.map(move |policy| (policy.step as f64, get(policy).unwrap_or(f64::NAN)))
+    };
+    let line = |name, colour, get| PlotSeries::new(name, colour, SeriesStyle::Line, of(get));
+    let entropy = line("entropy, of the largest", 1, |policy| Some(policy.entropy));
+    let same = line("same places", 3, |policy| Some(policy.same_places));
+    let ends = line("ends of words", 2, |policy| Some(policy.word_ends));
+    let reward = line("mean reward", 1, |policy| Some(policy.reward));
+    let spread = line("deviation of advantages", 2, |policy| policy.advantage_spread);
+    let plots = [
+        plot("What is kept, as shares", true, &[entropy, same, ends]),
+        plot("Reward of the trunk, nats per token", true, &[reward, spread]),
+    ]
+    .concat();
+    if plots.is_empty() {
+        return String::new();
+    }
+    format!("<h2>Policy</h2>\n<div class=\"plots\">{plots}</div>\n")
 }
 
 /// Memory of every phase, planned and measured, and of every step.

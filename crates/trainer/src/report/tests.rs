@@ -104,6 +104,25 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
     }
 }
 
+#[test]
+fn the_page_shows_what_a_policy_did_where_there_is_one() {
+    let policy = |step: u64| {
+        format!(
+            "{{\"event\":\"policy\",\"step\":{step},\"entropy\":0.9,\"same_places\":0.3,\"word_ends\":0.2,\
+             \"reward\":0.1,\"advantage_spread\":1.5}}\n"
+        )
+    };
+    let with_policy =
+        |events: String| format!("{}\n{}{}", events.trim_end(), policy(119), policy(120));
+    let folder = run_with(with_policy);
+    assert_eq!(History::open(folder.path()).unwrap().policy.len(), 2);
+    let page = page_of(folder.path());
+    for shown in ["<h2>Policy</h2>", "same places", "deviation of advantages"] {
+        assert!(page.contains(shown), "{shown} is not in the page");
+    }
+    assert!(!page_of(run_with(|events| events).path()).contains("<h2>Policy</h2>"));
+}
+
 /// The recorded run as one of an editing model: its first prompt has a reference, its second one two.
 fn editing_run(reference: &str) -> tempfile::TempDir {
     let folder = run_with(|events| {

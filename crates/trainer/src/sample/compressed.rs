@@ -5,11 +5,13 @@ use std::path::Path;
 use compute::{Device, Params, Tape};
 use weights::BytesDoneFn;
 
-use super::text::{GenerationRequest, GenerationResult, GenerativeBase, OnToken};
-use crate::error::Result;
+use super::text::{
+    GenerationRequest, GenerationResult, GenerativeBase, OnToken, TokenPredictor, generate,
+};
+use crate::error::{Result, TrainerError};
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
-use crate::model::compress::{CompressedModel, Compressor};
+use crate::model::compress::{CompressedCache, CompressedModel, Compressor, CompressorMode};
 use crate::model::host::to_vec;
 use crate::model::llama::LlamaConfig;
 
@@ -25,6 +27,15 @@ impl GenerativeBase for CompressedModel {
     }
 
     fn check_request(&self, request: &GenerationRequest) -> Result<()> {
+        if self.config.mode == CompressorMode::Reconstruct {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "{} reconstructs texts and cannot continue them",
+                    self.path.display()
+                ),
+                hint: "leave out generate.prompts, or train a model with compress.mode = \"next\"",
+            });
+        }
         let trunk = &self.config.trunk;
         let max_position_embeddings = self.config.context_length();
         request.check(&LlamaConfig { max_position_embeddings, ..trunk.clone() })
@@ -41,38 +52,36 @@ impl GenerativeBase for CompressedModel {
         Ok((self.load(device, precision, &mut adapters, tick)?, adapters))
     }
 
-    /// Every token by a forward pass of the whole text: narrow layers have no cache of their window yet.
     fn generate(
         &self,
         device: &Device,
         model: &Compressor,
         params: &Params,
-        GenerationRequest { prompt, max_tokens, sampler }: &GenerationRequest,
+        request: &GenerationRequest,
         is_end: &dyn Fn(u32) -> bool,
         take: OnToken<'_>,
     ) -> Result<GenerationResult> {
-        let mut text = prompt.clone();
-        let mut n_tokens = 0;
-        loop {
-            let tape = Tape::inference(device, params, 0);
-            let (logits, _) = model.next_logits(&tape, &text)?;
-            let logits = to_vec(logits.tensor())?;
-            let is_lost = !logits.iter().all(|logit| logit.is_finite());
-            let token = sampler.sample(&logits, n_tokens);
-            let is_eos = !is_lost && is_end(token);
-            if is_lost || is_eos {
-                return Ok(GenerationResult { n_tokens, is_eos, is_lost });
-            }
-            n_tokens += 1;
-            if !take(token) || n_tokens == *max_tokens {
-                return Ok(GenerationResult { n_tokens, is_eos, is_lost });
-            }
-            text.push(token);
-            // No token takes more memory than the last: a dry run skips to it.
-            if device.is_meta() {
-                text.resize(prompt.len() + max_tokens - 1, 0);
-                n_tokens = max_tokens - 1;
-            }
-        }
+        let cache = model.new_cache(device, request.n_inputs())?;
+        let mut generator = CompressedGenerator { device, model, params, cache };
+        generate(device, &mut generator, request, is_end, take)
+    }
+}
+
+/// A compressed model with what it remembers of a text.
+struct CompressedGenerator<'a> {
+    device: &'a Device,
+    model: &'a Compressor,
+    params: &'a Params,
+    cache: CompressedCache,
+}
+
+impl TokenPredictor for CompressedGenerator<'_> {
+    fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let tape = Tape::inference(self.device, self.params, 0);
+        Ok(to_vec(self.model.next_logits(&tape, tokens, &mut self.cache)?.tensor())?)
+    }
+
+    fn skip_to(&mut self, n_tokens: usize) {
+        self.cache.skip_to(n_tokens);
     }
 }

@@ -56,6 +56,11 @@ impl GenerationRequest {
     fn n_tokens(&self) -> usize {
         self.prompt.len() + self.max_tokens
     }
+
+    /// Tokens that a model reads: the last one is generated and never an input.
+    pub(super) fn n_inputs(&self) -> usize {
+        self.n_tokens() - 1
+    }
 }
 
 /// A model of texts as it lies on disk, which can be loaded to generate some.
@@ -125,7 +130,9 @@ impl GenerativeBase for LanguageModel {
         is_end: &dyn Fn(u32) -> bool,
         take: OnToken<'_>,
     ) -> Result<GenerationResult> {
-        generate(device, model, params, request, is_end, take)
+        let cache = model.new_cache(device, request.n_inputs())?;
+        let mut generator = TextGenerator { device, model, params, cache };
+        generate(device, &mut generator, request, is_end, take)
     }
 }
 
@@ -192,21 +199,25 @@ pub struct GenerationResult {
     pub is_lost: bool,
 }
 
+/// A model that reads a text piece by piece, and remembers it.
+pub trait TokenPredictor {
+    /// The logits after the next tokens of the text.
+    fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>>;
+
+    /// Continues at another length of the text: a dry run need not compute every token.
+    fn skip_to(&mut self, n_tokens: usize);
+}
+
 /// Generates a text on a device with memory for it.
 pub fn generate(
     device: &Device,
-    model: &Llama,
-    params: &Params,
+    predictor: &mut dyn TokenPredictor,
     request: &GenerationRequest,
     is_end: &dyn Fn(u32) -> bool,
     take: OnToken<'_>,
 ) -> Result<GenerationResult> {
     let GenerationRequest { prompt, max_tokens, sampler } = request;
-    // The last token is generated and never an input.
-    let most = request.n_tokens() - 1;
-    let mut generator =
-        TextGenerator { device, model, params, cache: model.new_cache(device, most)? };
-    let mut logits = generator.logits(prompt)?;
+    let mut logits = predictor.logits(prompt)?;
     let mut n_tokens = 0;
     loop {
         let is_lost = !logits.iter().all(|logit| logit.is_finite());
@@ -221,10 +232,10 @@ pub fn generate(
         }
         // No token takes more memory than the last: a dry run skips to it.
         if device.is_meta() {
-            generator.cache.skip_to(most - 1);
+            predictor.skip_to(request.n_inputs() - 1);
             n_tokens = max_tokens - 1;
         }
-        logits = generator.logits(&[token])?;
+        logits = predictor.logits(&[token])?;
     }
 }
 
@@ -236,8 +247,7 @@ struct TextGenerator<'a> {
     cache: KvCache,
 }
 
-impl TextGenerator<'_> {
-    /// The logits after these tokens.
+impl TokenPredictor for TextGenerator<'_> {
     fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let n = tokens.len();
         let tape = Tape::inference(self.device, self.params, 0);
@@ -246,6 +256,10 @@ impl TextGenerator<'_> {
         let last = tape.split_tokens(&hidden, n - 1..n)?;
         drop(hidden);
         Ok(to_vec(self.model.logits(&tape, &last)?.tensor())?)
+    }
+
+    fn skip_to(&mut self, n_tokens: usize) {
+        self.cache.skip_to(n_tokens);
     }
 }
 
@@ -277,7 +291,8 @@ mod tests {
             text.push(token);
             true
         };
-        let written = generate(&device, &model, &adapters.params, request, is_end, take).unwrap();
+        let params = &adapters.params;
+        let written = base.generate(&device, &model, params, request, is_end, take).unwrap();
         let is_eos = text.len() < request.max_tokens;
         assert_eq!(written, GenerationResult { n_tokens: text.len(), is_eos, is_lost: false });
         text
@@ -333,8 +348,9 @@ mod tests {
             let (model, adapters) = base.load_adapted(&device, precision, &|_| true).unwrap();
             for request in &requests {
                 let params = &adapters.params;
-                let written =
-                    generate(&device, &model, params, request, &|_| false, &mut |_| true).unwrap();
+                let written = base
+                    .generate(&device, &model, params, request, &|_| false, &mut |_| true)
+                    .unwrap();
                 assert_eq!(written.n_tokens, request.max_tokens);
             }
             assert_eq!(device.usage().extent, planned, "{dtype} {quantisation:?}");

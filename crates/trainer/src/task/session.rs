@@ -16,6 +16,7 @@ use super::traits::{Task, TrainableModel};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
+use crate::event::PolicyMetrics;
 use crate::export::adapter_checkpoint::{self, LayerTensors};
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
@@ -219,6 +220,11 @@ impl<'a, T: Task> Session<'a, T> {
         let forward = self.forward();
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
         scalar(forward.loss(&tape, micro_batch, Recompute::None)?.tensor())
+    }
+
+    /// What the model's policy did in the step that was just taken, if it has one.
+    pub fn policy_metrics(&self, step: u64) -> Option<PolicyMetrics> {
+        self.task.policy_metrics(&self.model, step)
     }
 
     fn forward(&self) -> ForwardContext<'_, T> {

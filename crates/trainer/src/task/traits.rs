@@ -19,7 +19,7 @@ use crate::config::RunConfig;
 use crate::cost::{Cost, Stage};
 use crate::data::{DecodingNeed, SampleSize, SizeCounts};
 use crate::error::Result;
-use crate::event::Event;
+use crate::event::{Event, PolicyMetrics};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
@@ -117,6 +117,11 @@ pub trait Task: Copy {
         dtype: Dtype,
         recompute: Recompute,
     ) -> Result<Var>;
+
+    /// What its policy did since it was last asked, if it has one.
+    fn policy_metrics(&self, _: &Self::Model, _step: u64) -> Option<PolicyMetrics> {
+        None
+    }
 
     /// A micro-batch of `n` samples of zeros, made as a run makes one.
     fn dummy_micro_batch(&self, size: Self::Size, n: usize) -> Result<Self::MicroBatch>;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::loss_scale;
-use crate::event::StepMetrics;
 use crate::event::warning::{Divergence, WarningKind};
+use crate::event::{PolicyMetrics, StepMetrics};
 
 /// Steps that are looked at together.
 pub const WINDOW: usize = 100;
@@ -72,6 +72,14 @@ const ZERO_LOSS: f64 = 1e-2;
 /// is normal now and then.
 const MAX_SKIPPED_AT_END: u32 = 3;
 
+/// A policy that keeps more than this share at the same places of all sequences does not look at them. Chosen: by chance
+/// it is one in N, at most a half.
+const COLLAPSED: f64 = 0.9;
+
+/// A policy whose entropy is below this share of the largest has made up its mind. Chosen: at 1 % one position in a
+/// thousand is still open, of 2048 bytes two.
+const CERTAIN: f64 = 0.01;
+
 /// State over the steps of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
@@ -93,6 +101,12 @@ pub struct Health {
     n_skipped: u64,
     /// ... and at the end.
     n_skipped_now: u32,
+    /// How open the choices of a policy were in the last steps ...
+    #[serde(default)]
+    entropies: VecDeque<f64>,
+    /// ... and how much of what it kept was at the same places of other sequences.
+    #[serde(default)]
+    same_places: VecDeque<f64>,
     /// What was said, with the steps after which it is over unless it is found again.
     #[serde(default, alias = "told")]
     warned: BTreeMap<String, usize>,
@@ -114,13 +128,31 @@ impl Health {
             self.skipped(step),
             self.not_finite(),
         ];
-        let mut new: Vec<WarningKind> = found.into_iter().flatten().collect();
-        // All of them are remembered, also those that are not new.
-        new.retain(|kind| {
+        self.new_among(found.into_iter().flatten().collect())
+    }
+
+    /// Takes in what a policy did in a step, after that step; returns new warnings.
+    pub fn observe_policy(&mut self, metrics: &PolicyMetrics) -> Vec<WarningKind> {
+        push(&mut self.entropies, metrics.entropy, RECENT);
+        push(&mut self.same_places, metrics.same_places, RECENT);
+        let mean = |all| last(all, RECENT).map(|all| all.sum::<f64>() / RECENT as f64);
+        let collapsed = mean(&self.same_places).filter(|same| *same > COLLAPSED);
+        let certain = mean(&self.entropies).filter(|entropy| *entropy < CERTAIN);
+        let found = [
+            collapsed
+                .map(|same_places| WarningKind::PolicyCollapsed { steps: RECENT, same_places }),
+            certain.map(|entropy| WarningKind::PolicyCertain { steps: RECENT, entropy }),
+        ];
+        self.new_among(found.into_iter().flatten().collect())
+    }
+
+    /// All of them are remembered, also those that are not new.
+    fn new_among(&mut self, mut found: Vec<WarningKind>) -> Vec<WarningKind> {
+        found.retain(|kind| {
             let was_told = self.warned.insert(kind.name().into(), WINDOW).is_some();
             !was_told || is_fatal(kind)
         });
-        new
+        found
     }
 
     fn remember(&mut self, step: &StepMetrics) {

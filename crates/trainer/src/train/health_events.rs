@@ -9,8 +9,13 @@ use crate::task::traits::DataLoader;
 impl<D: DataLoader> TrainingRun<'_, D> {
     /// Emits a step and warnings about it; returns whether the run has to end.
     pub(super) fn emit_step(&mut self, step: StepMetrics) -> Result<bool> {
-        let found = self.progress.health.observe(&step);
+        let mut found = self.progress.health.observe(&step);
+        let policy = self.session.policy_metrics(step.step);
         self.events.emit(Event::Step(step))?;
+        if let Some(policy) = policy {
+            found.extend(self.progress.health.observe_policy(&policy));
+            self.events.emit(Event::Policy(policy))?;
+        }
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {
             self.emit_health()?;
         }

@@ -39,9 +39,9 @@ pub struct BenchCompressArgs {
     #[arg(long)]
     validation: PathBuf,
 
-    /// Ways to choose tokens: reinforce, grpo, gumbel, all, stride, random, spaces, rarest, bpe
+    /// Ways to choose tokens: reinforce, grpo, gumbel, ratio, all, stride, random, spaces, rarest, bytes, bpe
     #[arg(long, value_delimiter = ',', value_parser = arm,
-          default_value = "reinforce,grpo,gumbel,all,stride,random,spaces,rarest,bpe")]
+          default_value = "reinforce,grpo,gumbel,ratio,all,stride,random,spaces,rarest,bytes,bpe")]
     arms: Vec<CompressArm>,
 
     /// Runs of each, with seeds from 1 on
@@ -64,7 +64,11 @@ pub struct BenchCompressArgs {
     #[arg(long, default_value_t = 32)]
     batch: usize,
 
-    /// Steps of `reinforce`; the others take as many as cost the same
+    /// What all arms have equally much of: `flops`, or `steps`, each with as many bytes
+    #[arg(long, default_value = "flops")]
+    equal: EqualPart,
+
+    /// Steps of `reinforce`; with `--equal flops` the others take as many as cost the same
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
@@ -96,6 +100,15 @@ pub struct BenchCompressArgs {
     json: bool,
 }
 
+/// What all arms have equally much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum EqualPart {
+    /// Floating-point operations.
+    Flops,
+    /// Steps.
+    Steps,
+}
+
 fn arm(name: &str) -> Result<CompressArm, String> {
     let names = || CompressArm::ALL.map(CompressArm::name).join(", ");
     CompressArm::from_name(name).ok_or_else(|| format!("not one of {}", names()))
@@ -124,10 +137,13 @@ pub fn run(arguments: &BenchCompressArgs, out: &mut dyn Write) -> Result<Command
     }
     if !arguments.json {
         let BenchCompressArgs { preset, length, batch, keep_one_in, .. } = arguments;
+        let equal = match arguments.equal {
+            EqualPart::Flops => format!("{budget:.1e} FLOPs"),
+            EqualPart::Steps => format!("{} steps", arguments.steps),
+        };
         let title = format!(
-            "{} trunk, one byte in {keep_one_in}, {batch} sequences of {length} bytes a step, {:.1e} FLOPs",
+            "{} trunk, one byte in {keep_one_in}, {batch} sequences of {length} bytes a step, {equal} each",
             preset.name(),
-            budget
         );
         write!(out, "{}", render::bench::compress(&title, &all))?;
     }
@@ -164,7 +180,10 @@ fn measure(
 ) -> Result<CompressFigures, Failure> {
     let (begun, kind) = (Instant::now(), arguments.engine.kind());
     let flops = bench.step_flops(&bench.job(arm, seed, 1)?, kind)? as f64;
-    let steps = ((budget / flops).round() as u64).max(1);
+    let steps = match arguments.equal {
+        EqualPart::Flops => ((budget / flops).round() as u64).max(1),
+        EqualPart::Steps => arguments.steps,
+    };
     let config = bench.job(arm, seed, steps)?;
     let (secs, loss) = (Mutex::new(Vec::new()), Mutex::new(f64::NAN));
     let listener = |record: &EventRecord| match &record.event {

@@ -8,13 +8,22 @@
 //! ```
 
 pub mod base;
+mod cached;
+mod draw;
 mod forward;
+mod gate;
+#[cfg(test)]
+mod gradient_tests;
 pub mod policy_gradient;
+mod policy_loss;
+pub mod policy_stats;
+mod reconstruct;
 pub mod selection;
 
 use serde::{Deserialize, Serialize};
 
 pub use base::CompressedModel;
+pub use cached::CompressedCache;
 pub use forward::{CompressedLoss, Compressor, CompressorInputs};
 pub use selection::Selector;
 
@@ -38,6 +47,12 @@ pub struct CompressorConfig {
     pub keep_one_in: usize,
     /// Who chooses it.
     pub select: Selector,
+    /// What it is for.
+    #[serde(default)]
+    pub mode: CompressorMode,
+    /// Whether what the trunk made of kept positions is smoothed, as [`Estimator::Ratio`] needs.
+    #[serde(default)]
+    pub is_smoothed: bool,
 }
 
 /// What `config.json` calls the model.
@@ -46,6 +61,17 @@ pub enum CompressorType {
     /// The only one.
     #[serde(rename = "hearth_compressor")]
     Compressor,
+}
+
+/// What a model is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CompressorMode {
+    /// Predicts the next token.
+    #[default]
+    Next,
+    /// Predicts all tokens from the kept ones.
+    Reconstruct,
 }
 
 /// The fewest positions of a window. Chosen: a policy that sees less than a short word cannot know where one ends.
@@ -77,6 +103,10 @@ impl CompressorConfig {
 
     /// Checks that all of it fits together.
     pub fn check(&self) -> Result<(), Unsupported> {
+        Unsupported::unless(
+            !(self.is_smoothed && self.mode == CompressorMode::Reconstruct),
+            "smoothing of a model that reconstructs".into(),
+        )?;
         let (width, head) = (self.width, self.trunk.head_dim);
         Unsupported::unless(
             width > 0 && width.is_multiple_of(head),
@@ -107,6 +137,9 @@ pub enum Estimator {
     Grpo,
     /// Straight-through Gumbel-softmax.
     Gumbel,
+    /// H-Net's: the most likely positions, smoothed by their probabilities, and a loss that holds their rate (Hwang, Wang
+    /// and Gu, "Dynamic Chunking for End-to-End Hierarchical Sequence Modeling", arXiv 2507.07955).
+    Ratio,
 }
 
 /// How the model is trained, beside its shape.

@@ -98,6 +98,11 @@ impl CausalRule {
         is_kept
     }
 
+    /// The most that are kept of so many positions: above the rate by a share of the horizon, no key is large enough.
+    pub fn max_kept(keep_one_in: usize, n: usize) -> usize {
+        ((n as f64 + RATE_HORIZON) / keep_one_in as f64) as usize + 1
+    }
+
     /// Kept positions of a sequence with these keys, at most `k`.
     pub fn select(keys: &[f32], keep_one_in: usize, k: usize) -> Vec<u32> {
         let mut rule = Self::new(keep_one_in);
@@ -128,7 +133,10 @@ impl Selector {
     pub fn select(self, ids: &[u32], keep_one_in: usize, k: usize) -> Vec<u32> {
         match self {
             Self::All | Self::Policy => (0..ids.len() as u32).take(k).collect(),
-            Self::Stride => (0..k as u32).map(|slot| (slot + 1) * keep_one_in as u32 - 1).collect(),
+            Self::Stride => {
+                let all = (keep_one_in as u32 - 1..ids.len() as u32).step_by(keep_one_in);
+                all.take(k).collect()
+            }
             Self::Random => CausalRule::select(&random_keys(ids), keep_one_in, k),
             Self::Spaces => CausalRule::select(&word_ends(ids), keep_one_in, k),
             Self::Rarest => CausalRule::select(&rarities(ids), keep_one_in, k),
@@ -202,6 +210,13 @@ mod tests {
         let key = |at: usize| if at.is_multiple_of(5) { 9.0 } else { random.normal(at) };
         let keys: Vec<f32> = (0..1000).map(key).collect();
         let kept = CausalRule::select(&keys, 4, 1000);
+        for n in [1, 2, 3, 10, 50, 400] {
+            let most = CausalRule::max_kept(4, n);
+            for keys in [&keys[..n], &vec![1.0; n], &(0..n).map(|at| at as f32).collect::<Vec<_>>()]
+            {
+                assert!(CausalRule::select(keys, 4, n).len() <= most.min(n), "{n}");
+            }
+        }
         assert!(kept.len().abs_diff(250) <= 8, "{}", kept.len());
         let n_large = kept.iter().filter(|at| at.is_multiple_of(5)).count();
         assert!(n_large >= 195, "{n_large} of 200");

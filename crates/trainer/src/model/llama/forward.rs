@@ -167,16 +167,8 @@ impl Llama {
         ids: &Tensor,
         cache: &mut KvCache,
     ) -> Result<Var> {
-        let (first, n) = (cache.n_tokens(), ids.shape().width());
-        cache.check_room(n)?;
-        let table = self.angles(tape, first..first + n)?;
-        let mut x = self.embed(tape, ids)?;
-        for (index, (block, held)) in self.blocks.iter().zip(&mut cache.blocks).enumerate() {
-            x = tape.run_block(self.block_swap.as_ref(), index, || {
-                block.forward_cached(tape, &x, &table, held, first)
-            })?;
-        }
-        cache.skip_to(first + n);
+        let (x, swap) = (self.embed(tape, ids)?, self.block_swap.as_ref());
+        let x = run_cached_blocks(&self.blocks, swap, &self.config, tape, x, cache, None)?;
         self.normed(tape, &x)
     }
 
@@ -191,12 +183,6 @@ impl Llama {
     fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
         // A trained embedding is held in f32.
         Ok(tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?)
-    }
-
-    /// The rotary table of these positions. Packed documents need no positions of their own: attention
-    /// depends on distances alone.
-    fn angles(&self, tape: &Tape<'_>, positions: Range<usize>) -> Result<Tensor> {
-        rotary_table(&self.config, tape.device(), positions)
     }
 
     fn normed(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
@@ -230,6 +216,37 @@ pub fn run_blocks<'m>(
     Ok(x)
 }
 
+/// x [1, n, D], the next tokens of a text, through blocks that attend to those in the cache, of a window to the last ones
+/// only. They are added to it.
+pub fn run_cached_blocks<'m>(
+    blocks: &'m [LlamaBlock],
+    block_swap: Option<&'m BlockSwap>,
+    config: &LlamaConfig,
+    tape: &Tape<'m>,
+    mut x: Var,
+    cache: &mut KvCache,
+    window: Option<usize>,
+) -> Result<Var> {
+    let (first, n) = (cache.n_tokens(), x.shape().sizes()[1]);
+    cache.check_room(n)?;
+    let table = rotary_table(config, tape.device(), first..first + n)?;
+    let first_keys = window.map(|window| {
+        let first_key = |at: usize| (at + 1).saturating_sub(window) as u32;
+        let first_keys: Vec<u32> = (first..first + n).map(first_key).collect();
+        tape.device().upload([1, n], &first_keys)
+    });
+    let first_keys = first_keys.transpose()?;
+    for (index, (block, held)) in blocks.iter().zip(&mut cache.blocks).enumerate() {
+        x = tape.run_block(block_swap, index, || {
+            block.forward_cached(tape, &x, &table, held, first, first_keys.as_ref())
+        })?;
+    }
+    cache.skip_to(first + n);
+    Ok(x)
+}
+
+/// The rotary table of these positions. Packed documents need no positions of their own: attention depends on distances
+/// alone.
 fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) -> Result<Tensor> {
     let LlamaConfig { rope, head_dim, .. } = config;
     let sizes = [positions.len(), *head_dim];
@@ -306,6 +323,7 @@ impl LlamaBlock {
         table: &Tensor,
         kv: &mut [Tensor; 2],
         first: usize,
+        first_keys: Option<&Tensor>,
     ) -> compute::Result<Var> {
         let [q, k, v] = self.project(tape, x, table, false)?;
         let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
@@ -314,7 +332,7 @@ impl LlamaBlock {
             Ok::<_, compute::ComputeError>(Var::from(kv[which].narrow(0..n).reshape([1, n, width])))
         };
         let (k, v) = (all(0, &k)?, all(1, &v)?);
-        let attended = tape.attention(&q, &k, &v, self.attention())?;
+        let attended = tape.attention(&q, &k, &v, Attention { first_keys, ..self.attention() })?;
         drop((q, k, v));
         self.finish(tape, x, &attended)
     }

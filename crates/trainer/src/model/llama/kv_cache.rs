@@ -15,7 +15,7 @@ pub struct KvCache {
 
 impl KvCache {
     /// Empty, with room for the most tokens there will be.
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &Device,
         config: &LlamaConfig,
         dtype: Dtype,
@@ -30,6 +30,11 @@ impl KvCache {
     /// Tokens that it holds.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
+    }
+
+    /// Tokens that there is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.max_tokens - self.n_tokens
     }
 
     /// Continues at another length of the same text: a dry run need not compute every token.

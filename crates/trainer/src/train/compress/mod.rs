@@ -13,12 +13,13 @@ use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::compress::CompressConfig;
 use crate::error::{Result, TrainerError};
-use crate::event::EventSink;
+use crate::event::{EventSink, PolicyMetrics};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::compress::{
-    CompressedModel, Compressor, CompressorConfig, CompressorInputs, CompressorType, Selector,
+    CompressedModel, Compressor, CompressorConfig, CompressorInputs, CompressorMode,
+    CompressorType, Estimator, Selector,
 };
 use crate::model::config::Unsupported;
 use crate::model::llama::preset::LlamaPreset;
@@ -37,6 +38,14 @@ pub fn open(
         let problem = "a compressed model is trained whole, and adapter.kind is not \"full\"";
         return wrong(problem.into(), "set adapter.kind = \"full\"");
     }
+    let learns_by_draws = matches!(compress.estimator, Estimator::Reinforce | Estimator::Grpo);
+    if compress.mode == CompressorMode::Reconstruct && !learns_by_draws {
+        let problem = format!(
+            "compress.mode is \"reconstruct\", and compress.estimator {:?} needs what the trunk makes of all tokens",
+            compress.estimator
+        );
+        return wrong(problem, "set compress.estimator = \"reinforce\" or \"grpo\"");
+    }
     let (text, _) = config.data.texts()?;
     let (path, training) = (&config.base.path, compress.training());
     let (tokenizer, vocabulary) = own_vocabulary(text, is_planned)?;
@@ -50,6 +59,24 @@ pub fn open(
                 base.config.select
             );
             return wrong(problem, "set compress.select to what the model was trained with");
+        }
+        if base.config.mode != compress.mode {
+            let problem = format!(
+                "compress.mode is {:?}, the model in {} was trained with {:?}",
+                compress.mode,
+                path.display(),
+                base.config.mode
+            );
+            return wrong(problem, "set compress.mode to what the model was trained with");
+        }
+        if base.config.is_smoothed != is_smoothed(compress) {
+            let trained = if base.config.is_smoothed { "with" } else { "without" };
+            let problem = format!(
+                "compress.estimator is {:?}, the model in {} was trained {trained} its smoothing",
+                compress.estimator,
+                path.display(),
+            );
+            return wrong(problem, "set compress.estimator to what the model was trained with");
         }
         return Ok(LanguagePipeline { base, tokenizer });
     };
@@ -78,8 +105,14 @@ fn shape(preset: LlamaPreset, vocabulary: usize, compress: &CompressConfig) -> C
         window: compress.window,
         keep_one_in: if is_compressed { compress.keep_one_in } else { 1 },
         select: compress.select,
+        mode: compress.mode,
+        is_smoothed: is_smoothed(compress),
         trunk,
     }
+}
+
+fn is_smoothed(compress: &CompressConfig) -> bool {
+    compress.select == Selector::Policy && compress.estimator == Estimator::Ratio
 }
 
 impl TextBase for CompressedModel {
@@ -132,6 +165,10 @@ impl TextBase for CompressedModel {
         Ok(model.loss(tape, inputs, &self.training, recompute)?.loss)
     }
 
+    fn policy_metrics(&self, model: &Compressor, step: u64) -> Option<PolicyMetrics> {
+        model.policy_metrics(step)
+    }
+
     /// With a bar after each kept token.
     fn shown(
         &self,
@@ -144,9 +181,10 @@ impl TextBase for CompressedModel {
     ) -> Result<String> {
         let all = [prompt, written].concat();
         let tape = Tape::inference(device, params, 0);
-        let (_, kept) = model.next_logits(&tape, &all)?;
+        let mut cache = model.new_cache(device, all.len())?;
+        model.next_logits(&tape, &all, &mut cache)?;
         let (mut text, mut from) = (String::new(), 0);
-        for at in kept.into_iter().filter_map(|at| (at as usize).checked_sub(prompt.len())) {
+        for at in cache.kept().iter().filter_map(|at| (*at as usize).checked_sub(prompt.len())) {
             text += &tokenizer.decode(&written[from..=at]);
             text.push('|');
             from = at + 1;

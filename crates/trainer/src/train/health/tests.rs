@@ -211,3 +211,35 @@ fn a_run_has_diverged_by_its_last_losses_and_gradients() {
     let late = diverged(30, |at| (1.0, if at > 27 { f64::NAN } else { 1.0 }));
     assert_eq!(late, Some(Divergence::Skipped { steps: 3 }));
 }
+
+fn policy_warnings(steps: u64, of: impl Fn(u64) -> [f64; 2]) -> Vec<(u64, String)> {
+    let mut health = Health::default();
+    let mut found = Vec::new();
+    for at in 1..=steps {
+        let [entropy, same_places] = of(at);
+        let metrics = PolicyMetrics {
+            step: at,
+            entropy,
+            same_places,
+            word_ends: 0.2,
+            reward: 0.1,
+            advantage_spread: Some(1.0),
+        };
+        health.observe(&step(at, 1.0, 1.0));
+        let new = health.observe_policy(&metrics);
+        found.extend(new.into_iter().map(|kind| (at, kind.name().to_owned())));
+    }
+    found
+}
+
+#[test]
+fn a_policy_that_collapses_or_explores_no_more_is_warned_of_once() {
+    assert_eq!(policy_warnings(300, |_| [0.6, 0.3]), []);
+    // Single steps are no rule.
+    let now_and_then = |at: u64| if at % 10 == 0 { [0.0, 1.0] } else { [0.6, 0.3] };
+    assert_eq!(policy_warnings(300, now_and_then), []);
+    let collapsed = policy_warnings(110, |at| [0.6, if at > 50 { 0.99 } else { 0.3 }]);
+    assert_eq!(collapsed, [(68, "policy_collapsed".to_owned())]);
+    let certain = policy_warnings(110, |at| [if at > 50 { 1e-4 } else { 0.6 }, 0.3]);
+    assert_eq!(certain, [(70, "policy_certain".to_owned())]);
+}

@@ -8,7 +8,7 @@ use super::{LanguagePipeline, TextMicroBatch};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::error::Result;
-use crate::event::{Event, EventSink, Phase};
+use crate::event::{Event, EventSink, Phase, PolicyMetrics};
 use crate::export::language;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
@@ -56,6 +56,11 @@ pub trait TextBase: GenerativeBase + Sized {
         micro_batch: &TextMicroBatch,
         recompute: Recompute,
     ) -> Result<Var>;
+
+    /// What its policy did since it was last asked, if it has one.
+    fn policy_metrics(&self, _: &Self::Model, _step: u64) -> Option<PolicyMetrics> {
+        None
+    }
 
     /// A generated text as it is shown.
     fn shown(

@@ -29,7 +29,7 @@ use crate::config::text::TextConfig;
 use crate::cost::Cost;
 use crate::data::{DecodingNeed, SizeCounts};
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, EventSink, RunEnd, Warning, WarningKind};
+use crate::event::{Event, EventSink, PolicyMetrics, RunEnd, Warning, WarningKind};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
@@ -178,6 +178,10 @@ impl<B: TextBase> Task for LanguageTask<'_, B> {
         recompute: Recompute,
     ) -> Result<Var> {
         self.base.loss(model, tape, micro_batch, recompute)
+    }
+
+    fn policy_metrics(&self, model: &B::Model, step: u64) -> Option<PolicyMetrics> {
+        self.base.policy_metrics(model, step)
     }
 
     fn dummy_micro_batch(
