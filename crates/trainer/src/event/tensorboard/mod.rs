@@ -21,7 +21,7 @@ use weights::plain_file::{open_own, read_plain};
 use self::record::{ProtoMessage, framed};
 use super::figures::{loss_window, mean_loss};
 use super::history::History;
-use super::{Event, EventRecord, MachineSnapshot, RunStart, StepMetrics};
+use super::{Event, EventRecord, MachineSnapshot, PolicyMetrics, RunStart, StepMetrics};
 use crate::error::{Result, TrainerError};
 
 /// The folder in that of a run.
@@ -81,6 +81,7 @@ impl TensorBoardLog {
         Some(match event {
             Event::Step(step) => (step.step, state.step(step)),
             Event::Validation { step, loss } => (*step, vec![scalar("loss/held_out", *loss)]),
+            Event::Policy(policy) => (policy.step, policy_scalars(policy)),
             Event::Telemetry(felt) => (felt.step, machine_scalars(felt)),
             Event::ImageSample { step, path, prompt, .. } => {
                 let bytes = read_plain(&self.run_folder.join(path)).ok()?;
@@ -144,6 +145,19 @@ fn open(run_folder: &Path, time: f64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create_new(true);
     open_own(&run_folder.join(FOLDER_NAME).join(name), &mut options)
+}
+
+/// What the policy of a compressed model did.
+fn policy_scalars(policy: &PolicyMetrics) -> Vec<ProtoMessage> {
+    let PolicyMetrics { entropy, same_places, word_ends, reward, advantage_spread, .. } = policy;
+    let numbers = [
+        ("policy/entropy", Some(*entropy)),
+        ("policy/same_places", Some(*same_places)),
+        ("policy/word_ends", Some(*word_ends)),
+        ("policy/reward", Some(*reward)),
+        ("policy/advantage_spread", *advantage_spread),
+    ];
+    numbers.into_iter().filter_map(|(name, value)| Some(scalar(name, value?))).collect()
 }
 
 fn machine_scalars(felt: &MachineSnapshot) -> Vec<ProtoMessage> {

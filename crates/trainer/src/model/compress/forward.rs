@@ -12,11 +12,10 @@ use compute::{Device, Dtype, Tape, Tensor, Var};
 use super::draw::{Drawn, Policy};
 use super::gate::{confidence, smoothed, straight_through};
 use super::policy_loss::{Combined, combine};
-use super::policy_stats::{PolicyBatch, PolicySums};
+use super::policy_stats::{PolicyBatch, PolicyFigures, PolicySums};
 use super::selection::Selection;
 use super::{CompressorConfig, CompressorMode, CompressorTraining, Selector};
 use crate::error::Result;
-use crate::event::PolicyMetrics;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::llama::{BlockInputs, LlamaBlock, run_blocks};
@@ -141,8 +140,8 @@ impl Compressor {
     }
 
     /// What the policy did since this was last called; nothing if there is none, or nothing was trained.
-    pub fn policy_metrics(&self, step: u64) -> Option<PolicyMetrics> {
-        self.policy_sums.lock().unwrap_or_else(PoisonError::into_inner).take(step)
+    pub fn policy_figures(&self) -> Option<PolicyFigures> {
+        self.policy_sums.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Its shape.

@@ -260,9 +260,9 @@ mod tests {
                 let moved = |by: f64| {
                     let (mut x, mut logits) = (x.clone(), logits.clone());
                     if of_logits {
-                        logits[index] += by
+                        logits[index] += by;
                     } else {
-                        x[index] += by
+                        x[index] += by;
                     }
                     at(&x, &logits)
                 };

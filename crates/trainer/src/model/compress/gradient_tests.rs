@@ -17,6 +17,8 @@ use crate::model::llama::preset::LlamaPreset;
 use crate::model::recompute::Recompute;
 
 const SEED: u64 = 11;
+/// Of finite differences.
+const STEP: f32 = 5e-4;
 /// Two sequences of 24 tokens.
 const SIZES: [usize; 2] = [2, 24];
 
@@ -186,7 +188,6 @@ impl GradientCase {
     fn slopes(&self, direction: &[Vec<f32>]) -> [f64; 2] {
         let (_, held) = self.value(&self.params, None);
         let at = |by: f32| self.value(&self.moved(direction, by), Some(&held)).0;
-        const STEP: f32 = 5e-4;
         // Of fourth order, so that a step can be large beside what f32 rounds.
         let differences = (8.0 * (at(STEP) - at(-STEP)) - (at(2.0 * STEP) - at(-2.0 * STEP)))
             / (12.0 * f64::from(STEP));
@@ -262,7 +263,5 @@ fn peak_bytes(estimator: Estimator, is_combined: bool) -> usize {
 #[test]
 fn one_backward_pass_takes_less_memory_than_two_graphs() {
     let [one, two] = [true, false].map(|is_one| peak_bytes(Estimator::Reinforce, is_one));
-    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
-    println!("one backward pass {:.2} MiB, two graphs {:.2} MiB", mib(one), mib(two));
     assert!(one < two, "{one} {two}");
 }

@@ -2,7 +2,21 @@
 //! text, and what its choices bring. A loss alone shows none of these until it is too late.
 
 use super::selection::is_word_end;
-use crate::event::PolicyMetrics;
+
+/// What a policy did in a step; the event of the same figures explains them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PolicyFigures {
+    /// Entropy of its choices, as a share of the largest.
+    pub entropy: f64,
+    /// The share of kept positions that were kept in the sequence before.
+    pub same_places: f64,
+    /// The share of kept positions that are the first after a word.
+    pub word_ends: f64,
+    /// How much less the loss is with the trunk, in nats per token.
+    pub reward: f64,
+    /// Standard deviation of the advantages.
+    pub advantage_spread: Option<f64>,
+}
 
 /// Sums over the micro-batches of a step.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +24,7 @@ pub struct PolicySums {
     n_micro_batches: usize,
     entropy: f64,
     reward: f64,
-    advantages: Moments,
+    advantages: AdvantageMoments,
     n_kept: usize,
     n_word_ends: usize,
     /// Kept at the same place as in the mask before, of how many that could be.
@@ -22,13 +36,13 @@ pub struct PolicySums {
 
 /// Count, sum and sum of squares.
 #[derive(Clone, Copy, Debug, Default)]
-struct Moments {
+struct AdvantageMoments {
     n: usize,
     sum: f64,
     squares: f64,
 }
 
-impl Moments {
+impl AdvantageMoments {
     fn deviation(self) -> Option<f64> {
         let n = self.n as f64;
         (self.n > 0).then(|| (self.squares / n - (self.sum / n).powi(2)).max(0.0).sqrt())
@@ -89,14 +103,13 @@ impl PolicySums {
     }
 
     /// The figures of a step; begins a new one.
-    pub fn take(&mut self, step: u64) -> Option<PolicyMetrics> {
+    pub fn take(&mut self) -> Option<PolicyFigures> {
         // The next step's first mask is compared with this step's last.
         let next = Self { before: self.before.clone(), ..Self::default() };
         let sums = std::mem::replace(self, next);
         let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
         let n = sums.n_micro_batches;
-        (n > 0).then(|| PolicyMetrics {
-            step,
+        (n > 0).then(|| PolicyFigures {
             entropy: sums.entropy / n as f64,
             same_places: share(sums.n_same, sums.n_compared),
             word_ends: share(sums.n_word_ends, sums.n_kept),
@@ -169,21 +182,21 @@ mod tests {
     fn the_same_places_are_found_over_micro_batches_and_steps() {
         let ids: Vec<u32> = b"ab cd ef".iter().map(|byte| u32::from(*byte)).collect();
         let mut sums = PolicySums::default();
-        assert_eq!(sums.take(1), None);
+        assert_eq!(sums.take(), None);
         sums.add(batch(&ids, &[0.0; 8], &[vec![5, 2]]));
         sums.add(batch(&ids, &[0.0; 8], &[vec![5, 7]]));
-        let metrics = sums.take(1).unwrap();
-        assert_eq!((metrics.step, metrics.same_places, metrics.word_ends), (1, 0.5, 0.75));
+        let metrics = sums.take().unwrap();
+        assert_eq!((metrics.same_places, metrics.word_ends), (0.5, 0.75));
         assert_eq!((metrics.reward, metrics.advantage_spread), (0.5, None));
         sums.add(batch(&ids, &[0.0; 8], &[vec![7, 5]]));
-        assert_eq!(sums.take(2).unwrap().same_places, 1.0);
+        assert_eq!(sums.take().unwrap().same_places, 1.0);
         // Two masks of each of two sequences.
         let kept = [vec![0], vec![1], vec![0], vec![2]];
         let advantages = [vec![1.0; 8], vec![-1.0; 8], vec![1.0; 8], vec![-1.0; 8]];
         let mut sums = PolicySums::default();
         let two = [ids.clone(), ids].concat();
         sums.add(PolicyBatch { advantages: &advantages, ..batch(&two, &[0.0; 16], &kept) });
-        let metrics = sums.take(3).unwrap();
+        let metrics = sums.take().unwrap();
         assert_eq!((metrics.same_places, metrics.advantage_spread), (1.0, Some(1.0)));
     }
 }

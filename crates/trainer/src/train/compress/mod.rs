@@ -17,6 +17,7 @@ use crate::event::{EventSink, PolicyMetrics};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::build::{Precision, TensorSpec};
+use crate::model::compress::policy_stats::PolicyFigures;
 use crate::model::compress::{
     CompressedModel, Compressor, CompressorConfig, CompressorInputs, CompressorMode,
     CompressorType, Estimator, Selector,
@@ -166,7 +167,9 @@ impl TextBase for CompressedModel {
     }
 
     fn policy_metrics(&self, model: &Compressor, step: u64) -> Option<PolicyMetrics> {
-        model.policy_metrics(step)
+        let figures = model.policy_figures()?;
+        let PolicyFigures { entropy, same_places, word_ends, reward, advantage_spread } = figures;
+        Some(PolicyMetrics { step, entropy, same_places, word_ends, reward, advantage_spread })
     }
 
     /// With a bar after each kept token.

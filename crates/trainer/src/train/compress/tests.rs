@@ -274,10 +274,5 @@ fn a_policy_learns_planted_structure() {
     run.end.as_ref().unwrap();
     let share = kept_capitals(&place.join("run/model"), &planted(300, 2));
     let last = run.events.iter().filter_map(policy_of).next_back();
-    println!(
-        "{:.1} % of capitals are kept; losses {:?}; {last:?}",
-        100.0 * share,
-        run.losses().last()
-    );
     assert!(share > 0.95, "{share}: {last:?}");
 }

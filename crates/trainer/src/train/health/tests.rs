@@ -236,7 +236,7 @@ fn policy_warnings(steps: u64, of: impl Fn(u64) -> [f64; 2]) -> Vec<(u64, String
 fn a_policy_that_collapses_or_explores_no_more_is_warned_of_once() {
     assert_eq!(policy_warnings(300, |_| [0.6, 0.3]), []);
     // Single steps are no rule.
-    let now_and_then = |at: u64| if at % 10 == 0 { [0.0, 1.0] } else { [0.6, 0.3] };
+    let now_and_then = |at: u64| if at.is_multiple_of(10) { [0.0, 1.0] } else { [0.6, 0.3] };
     assert_eq!(policy_warnings(300, now_and_then), []);
     let collapsed = policy_warnings(110, |at| [0.6, if at > 50 { 0.99 } else { 0.3 }]);
     assert_eq!(collapsed, [(68, "policy_collapsed".to_owned())]);
