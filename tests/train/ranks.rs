@@ -7,8 +7,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use trainer::event::Event;
+
 use super::texts::Place;
-use super::{Job, begins, events, losses};
+use super::{Job, begins, check_memory, events, losses};
 use crate::{said, text};
 
 /// Relative. Sums over samples have another order.
@@ -112,7 +114,7 @@ fn ranks_resume_from_the_first_ones_checkpoint() {
     }
 }
 
-/// A run with `--nodes localhost:2`, and the processes of its ranks.
+/// A run with `--nodes`, and the processes of its ranks.
 struct Supervised {
     supervisor: Child,
     out: PathBuf,
@@ -120,8 +122,11 @@ struct Supervised {
 
 impl Supervised {
     fn start(launcher: &str, job: &Path, out: &Path, more: &[&str]) -> Self {
-        let arguments =
-            ["train", text(job), "--out", text(out), "--quiet", "--nodes", "localhost:2"];
+        Self::start_on("localhost:2", launcher, job, out, more)
+    }
+
+    fn start_on(nodes: &str, launcher: &str, job: &Path, out: &Path, more: &[&str]) -> Self {
+        let arguments = ["train", text(job), "--out", text(out), "--quiet", "--nodes", nodes];
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
         command.args(arguments).args(["--mpirun", launcher, "--device", "cpu", "--threads", "1"]);
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -206,6 +211,225 @@ fn a_lost_rank_ends_a_strict_run_with_a_checkpoint() {
         let saved = fs::read_dir(out.join("checkpoints")).unwrap().count();
         assert_eq!(saved, 1, "{launcher}, {taken} steps were taken");
     }
+}
+
+/// The files of a run's adapter.
+fn adapter(run: &Path) -> Vec<Vec<u8>> {
+    let (folders, mut found): (Vec<_>, Vec<_>) =
+        files(&run.join("adapter")).into_iter().partition(|path| path.is_dir());
+    found.extend(folders.iter().flat_map(|folder| files(folder)));
+    found.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn any_number_of_ranks_gives_the_same_bits_where_that_is_asked_for() {
+    let place = Place::new();
+    let job = place.path("job.toml");
+    let set = |more: &[&'static str]| -> Vec<&'static str> {
+        let all = ["train.steps=6", "train.batch_size=5", "train.micro_batch=2"];
+        all.into_iter().chain(more.iter().copied()).flat_map(|set| ["--set", set]).collect()
+    };
+    let exact = set(&["machine.deterministic=true", "train.gradient_accumulation=2"]);
+    for launcher in launchers() {
+        let alone = place.path(&format!("{launcher}-1"));
+        let run = Supervised::start_on("localhost", launcher, &job, &alone, &exact);
+        let output = run.supervisor.wait_with_output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let shared = |n: usize, more: &[&str]| {
+            let out = place.path(&format!("{launcher}-{n}-{}", more.len()));
+            let output = trained(launcher, n, &job, &out, more);
+            assert!(output.status.success(), "{launcher}: {}", said(&output));
+            out
+        };
+        for n in [2, 3] {
+            let out = shared(n, &exact);
+            assert!(adapter(&alone) == adapter(&out), "{launcher}, {n} ranks");
+            assert_eq!(losses(&events(&alone)), losses(&events(&out)), "{launcher}, {n} ranks");
+        }
+        // Without it the order of sums shows.
+        let plain = set(&["train.gradient_accumulation=2"]);
+        assert!(adapter(&shared(2, &plain)) != adapter(&shared(3, &plain)), "{launcher}");
+    }
+}
+
+#[test]
+fn local_steps_are_averaged() {
+    let place = Place::new();
+    let job = place.path("job.toml");
+    // Alone, and taken as it is, the average changes nothing but the last bits.
+    let plain = ["cluster.outer_learning_rate=1.0", "cluster.outer_momentum=0.0"];
+    let alone = losses(&events(&place.train("alone", &["train.steps=12"], &[])));
+    let every = ["train.steps=12", "cluster.sync_every=1", plain[0], plain[1]];
+    check_losses(&alone, &losses(&events(&place.train("alone-1", &every, &[]))), "one rank");
+    let set = |set: &[&'static str]| -> Vec<&'static str> {
+        set.iter().flat_map(|set| ["--set", *set]).collect()
+    };
+    for launcher in launchers() {
+        // As often as that, two halves of a batch differ little from the whole.
+        let out = place.path(&format!("{launcher}-1"));
+        let output = trained(launcher, 2, &job, &out, &set(&every));
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        for (alone, shared) in alone.iter().zip(losses(&events(&out))) {
+            assert!((alone / shared - 1.0).abs() < 0.05, "{launcher}: {alone} {shared}");
+        }
+        // As DiLoCo does it; another number of ranks goes on in the middle of a round.
+        let out = place.path(&format!("{launcher}-4"));
+        let steps = |n: &'static str| {
+            let steps = ["--steps", n];
+            [&set(&["cluster.sync_every=4", "output.save_every=2"])[..], &steps].concat()
+        };
+        let first = trained(launcher, 2, &job, &out, &steps("10"));
+        assert!(first.status.success(), "{launcher}: {}", said(&first));
+        let resumed = trained(launcher, 3, &job, &out, &[&steps("24")[..], &["--resume"]].concat());
+        assert!(resumed.status.success(), "{launcher}: {}", said(&resumed));
+        let losses = losses(&events(&out));
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        assert_eq!(losses.len(), 24, "{launcher}");
+        assert!(mean(&losses[20..]) < 0.98 * mean(&losses[..4]), "{launcher}: {losses:?}");
+        let log = fs::read_to_string(out.join("events.jsonl")).unwrap();
+        assert!(log.contains("local steps (DiLoCo)"), "{launcher}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_between_averages_ends_no_run() {
+    let place = Place::new();
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let more = ["--steps", "40", "--set", "cluster.sync_every=8"];
+        let mut run = Supervised::start(launcher, &place.path("job.toml"), &out, &more);
+        let taken = run.wait_for_step(11);
+        run.kill(1);
+        let output = run.supervisor.wait_with_output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let events = events(&out);
+        let began: Vec<u64> = begins(&events).iter().map(|begin| begin.from_step).collect();
+        assert!(began.len() == 2 && began[1] >= taken as u64, "{launcher}: {taken} {began:?}");
+        assert_eq!(losses(&events).len(), 40, "{launcher}");
+    }
+}
+
+fn grad_norms(events: &[Event]) -> Vec<f64> {
+    let norm = |event: &Event| match event {
+        Event::Step(step) => step.grad_norm,
+        _ => None,
+    };
+    events.iter().filter_map(norm).collect()
+}
+
+#[test]
+fn gradients_may_travel_in_half_the_bytes() {
+    let place = Place::new();
+    let expected = events(&place.train("alone", &["train.steps=8"], &[]));
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let more = ["--steps", "8", "--set", "cluster.wire=bf16"];
+        let output = trained(launcher, 3, &place.path("job.toml"), &out, &more);
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let apart = |all: [&[f64]; 2]| {
+            let each =
+                all[0].iter().zip(all[1]).map(|(alone, shared)| (alone / shared - 1.0).abs());
+            each.fold(0.0, f64::max)
+        };
+        let got = events(&out);
+        let norms = apart([&grad_norms(&expected)[..1], &grad_norms(&got)[..1]]);
+        assert!(
+            norms > 1e-6 && norms < 1e-2,
+            "{launcher}: rounding shows in the first norm, {norms}"
+        );
+        let losses = apart([&losses(&expected), &losses(&got)]);
+        assert!(losses < 0.01, "{launcher}: {losses}");
+    }
+}
+
+#[test]
+fn a_sharded_optimizer_is_saved_whole() {
+    let place = Place::new();
+    let job = place.path("job.toml");
+    for kind in ["adamw", "adamw_8bit"] {
+        let kind_set = format!("optimizer.kind={kind}");
+        let set = ["adapter.kind=full", "output.save_every=4", "train.micro_batch=1", &kind_set];
+        let alone =
+            place.train(&format!("alone-{kind}"), &[&set[..], &["train.steps=12"]].concat(), &[]);
+        let expected = events(&alone);
+        let flags: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        let sharded = ["--set", "cluster.shard_optimizer=true"];
+        for launcher in launchers() {
+            let out = place.path(&format!("{launcher}-{kind}"));
+            let more = [&flags[..], &sharded, &["--steps", "4"]].concat();
+            let first = trained(launcher, 2, &job, &out, &more);
+            assert!(first.status.success(), "{launcher}: {}", said(&first));
+            // Every rank took what it had planned, and less than all of it.
+            let [whole, _] = check_memory(&expected);
+            for run in [out.clone(), out.join("ranks/rank-1")] {
+                let [taken, planned] = check_memory(&events(&run));
+                assert!(taken == planned && taken < whole, "{launcher}: {taken} {planned} {whole}");
+            }
+            // More ranks go on, then a process alone, which holds all.
+            let more = [&flags[..], &sharded, &["--steps", "8", "--resume"]].concat();
+            let second = trained(launcher, 3, &job, &out, &more);
+            assert!(second.status.success(), "{launcher}: {}", said(&second));
+            let run = out.file_name().unwrap().to_string_lossy().into_owned();
+            place.train(&run, &[&set[..], &["train.steps=12"]].concat(), &["--resume"]);
+            check_losses(&losses(&expected), &losses(&events(&out)), launcher);
+        }
+    }
+}
+
+#[test]
+fn a_sharded_run_goes_on_from_its_last_checkpoint() {
+    let place = Place::new();
+    let set = ["adapter.kind=full", "train.steps=40", "output.save_every=5"];
+    let expected = losses(&events(&place.train("alone", &set, &[])));
+    let set = set.iter().chain(&["cluster.shard_optimizer=true"]);
+    let more: Vec<&str> = set.flat_map(|set| ["--set", *set]).collect();
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let mut run = Supervised::start(launcher, &place.path("job.toml"), &out, &more);
+        run.wait_for_step(12);
+        run.kill(1);
+        let output = run.supervisor.wait_with_output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let events = events(&out);
+        let began: Vec<u64> = begins(&events).iter().map(|begin| begin.from_step).collect();
+        assert!(began.len() == 2 && began[1] >= 10 && began[1] % 5 == 0, "{launcher}: {began:?}");
+        check_losses(&expected, &losses(&events), launcher);
+    }
+}
+
+#[test]
+fn a_node_that_is_back_is_taken_in_at_a_checkpoint() {
+    let place = Place::new();
+    let launcher = launchers().into_iter().next();
+    let Some(launcher) = launcher else { return };
+    let out = place.path("run");
+    // More steps than are taken: the run is asked to stop once the node is back.
+    let more = ["--steps", "1000000", "--set", "output.save_every=20", "--set", "output.keep=1"];
+    let job = place.path("job.toml");
+    let mut run = Supervised::start_on("localhost,localhost", launcher, &job, &out, &more);
+    run.wait_for_step(3);
+    run.kill(1);
+    let begun = Instant::now();
+    let n_begun = || {
+        let log = fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+        log.lines().filter(|line| line.starts_with("{\"event\":\"begin\"")).count()
+    };
+    while n_begun() < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "the node is not taken in");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let steps = run.wait_for_step(0);
+    run.wait_for_step(steps + 3);
+    let supervisor = run.supervisor.id().to_string();
+    assert!(Command::new("kill").args(["-2", &supervisor]).status().unwrap().success());
+    let output = run.supervisor.wait_with_output().unwrap();
+    let words = said(&output);
+    assert!(words.contains("the run goes on with localhost\n"), "{words}");
+    assert!(words.contains("localhost is back"), "{words}");
+    assert!(words.contains("the run goes on with localhost, localhost"), "{words}");
+    // Both wrote their logs, and have the same losses since.
+    let [first, second] = [out.clone(), out.join("ranks/rank-1")].map(|run| losses(&events(&run)));
+    assert!(second.len() >= 3 && first.ends_with(&second), "{} {}", first.len(), second.len());
 }
 
 #[test]

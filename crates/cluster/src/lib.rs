@@ -2,6 +2,7 @@
 //! needs: the library is loaded when a job is started by its `mpirun`, and a program without it runs alone.
 
 mod address;
+pub mod bf16;
 mod communication;
 mod error;
 pub mod heartbeat;

@@ -122,14 +122,24 @@ impl World {
         self.call(move |mpi| mpi.sum(&mut values).map(|()| values))
     }
 
+    /// Sums values that travel in bf16, as [`bf16::from_f32`](crate::bf16::from_f32) gives them, while other work is done.
+    pub fn start_sum_bf16(&self, mut values: Vec<u16>) -> Pending<Vec<u16>> {
+        self.call(move |mpi| mpi.sum_bf16(&mut values).map(|()| values))
+    }
+
     /// The largest over all ranks.
     pub fn max<T: Number>(&self, mut values: Vec<T>) -> Result<Vec<T>> {
         self.call(move |mpi| mpi.max(&mut values).map(|()| values)).wait()
     }
 
     /// What one rank has, to all; the others give as many bytes.
-    pub fn broadcast(&self, mut bytes: Vec<u8>, from: usize) -> Result<Vec<u8>> {
-        self.call(move |mpi| mpi.broadcast(&mut bytes, from).map(|()| bytes)).wait()
+    pub fn broadcast(&self, bytes: Vec<u8>, from: usize) -> Result<Vec<u8>> {
+        self.start_broadcast(bytes, from).wait()
+    }
+
+    /// The same, while other work is done.
+    pub fn start_broadcast(&self, mut bytes: Vec<u8>, from: usize) -> Pending<Vec<u8>> {
+        self.call(move |mpi| mpi.broadcast(&mut bytes, from).map(|()| bytes))
     }
 
     /// What every rank says, by rank.

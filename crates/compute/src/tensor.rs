@@ -234,7 +234,10 @@ impl Tensor {
     }
 
     /// Writes these values; does nothing on a meta device.
-    pub(crate) fn write<T: Element>(&mut self, values: &[T]) {
+    ///
+    /// # Panics
+    /// If they are of another dtype or number, or if the memory is shared.
+    pub fn write<T: Element>(&mut self, values: &[T]) {
         assert_eq!((self.dtype, self.shape.elements()), (T::DTYPE, values.len()));
         match self.device().clone().backend() {
             Backend::Meta => {}
@@ -246,14 +249,17 @@ impl Tensor {
         }
     }
 
-    /// Copies bytes from the host to a GPU.
-    pub(crate) fn write_bytes(&mut self, bytes: &[u8]) {
+    /// Writes its data as raw bytes; does nothing on a meta device.
+    ///
+    /// # Panics
+    /// If they are more or fewer, or if the memory is shared.
+    pub fn write_bytes(&mut self, bytes: &[u8]) {
+        assert_eq!(self.bytes(), bytes.len());
         match self.device().clone().backend() {
+            Backend::Meta => {}
+            Backend::Cpu(_) => self.writable_bytes().copy_from_slice(bytes),
             Backend::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
             Backend::Gpu(gpu) => gpu.write(self, bytes),
-            Backend::Meta | Backend::Cpu(_) => {
-                unreachable!("their memory is written to where it lies")
-            }
         }
     }
 

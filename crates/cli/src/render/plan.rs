@@ -6,7 +6,7 @@ use std::mem::discriminant;
 use compute::DeviceKind;
 use machine::budget::{MemoryBound, MemoryLimit};
 use machine::{Bytes, Machine, Provenance};
-use trainer::config::RunConfig;
+use trainer::config::{RunConfig, Switch};
 use trainer::event::{PlannedPhase, RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::{DeviceBudget, Plan, PlanCandidate, RaisableLimit, Rates};
@@ -99,6 +99,12 @@ pub fn page(planned: &PlanReport) -> String {
     times(planned, &mut page);
     if let DeviceKind::Cuda { is_deterministic } = planned.target.kind {
         page.row("bits", PLAIN, same_bits(is_deterministic));
+    }
+    if let Switch::On(every) = planned.config.cluster.sync_every {
+        let steps = format!(
+            "local steps (DiLoCo), weights averaged every {every}: not one process's result"
+        );
+        page.row("ranks", PLAIN, &steps);
     }
     page.heading("chosen");
     chosen(planned, &mut page);

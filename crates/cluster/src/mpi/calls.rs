@@ -2,15 +2,18 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::OnceCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::path::Path;
 use std::ptr;
+use std::slice;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::abi::Handles;
 use super::{Number, NumberKind};
+use crate::bf16;
 use crate::error::{ClusterError, Result};
 
 /// Values of one call. Chosen: pieces of 4 MB are the fastest with Open MPI and among the fastest with MPICH.
@@ -18,6 +21,9 @@ const PIECE: usize = 1 << 20;
 
 /// Longest text that a library gives. Taken: MPI's own limits are 256 to 8192.
 const TEXT_BYTES: usize = 1 << 14;
+
+/// What a library calls to add values of a type of ours to others.
+type AddFn = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut c_void);
 
 /// The functions of a library whose handles are `H`.
 pub struct Calls<H> {
@@ -31,6 +37,9 @@ pub struct Calls<H> {
     allreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, H, H, H) -> c_int,
     bcast: unsafe extern "C" fn(*mut c_void, c_int, H, c_int, H) -> c_int,
     barrier: unsafe extern "C" fn(H) -> c_int,
+    op_create: unsafe extern "C" fn(AddFn, c_int, *mut H) -> c_int,
+    /// The sum of bf16, once it is needed.
+    bf16_sum: OnceCell<H>,
     library_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
     error_string: unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int,
     /// Holds the functions. Never unloaded: the library's own threads and exit handlers may still run.
@@ -83,6 +92,8 @@ impl<H: Copy> Calls<H> {
             allreduce: function!(b"MPI_Allreduce\0"),
             bcast: function!(b"MPI_Bcast\0"),
             barrier: function!(b"MPI_Barrier\0"),
+            op_create: function!(b"MPI_Op_create\0"),
+            bf16_sum: OnceCell::new(),
             library_version: function!(b"MPI_Get_library_version\0"),
             error_string: function!(b"MPI_Error_string\0"),
             handles,
@@ -141,20 +152,43 @@ impl<H: Copy> Calls<H> {
         self.all_reduce(values, self.handles.max)
     }
 
+    /// Sums of bf16, which no library knows.
+    pub fn sum_bf16(&self, values: &mut [u16]) -> Result<()> {
+        let sum = match self.bf16_sum.get() {
+            Some(sum) => *sum,
+            None => self.create_bf16_sum()?,
+        };
+        values
+            .chunks_mut(PIECE)
+            .try_for_each(|piece| self.reduce_piece(piece, self.handles.u16, sum))
+    }
+
     fn all_reduce<T: Number>(&self, values: &mut [T], with: H) -> Result<()> {
-        let Handles { world, in_place, f32, f64, i64, .. } = self.handles;
+        let Handles { f32, f64, i64, .. } = self.handles;
         let of = match T::KIND {
             NumberKind::F32 => f32,
             NumberKind::F64 => f64,
             NumberKind::I64 => i64,
         };
-        for piece in values.chunks_mut(PIECE) {
-            let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
-            // SAFETY: the slice has so many values of that type, and nobody else has it.
-            let code = unsafe { (self.allreduce)(in_place, start, n, of, with, world) };
-            self.check("MPI_Allreduce", code)?;
-        }
-        Ok(())
+        values.chunks_mut(PIECE).try_for_each(|piece| self.reduce_piece(piece, of, with))
+    }
+
+    /// `of` is the type of the values.
+    fn reduce_piece<T>(&self, piece: &mut [T], of: H, with: H) -> Result<()> {
+        let Handles { world, in_place, .. } = self.handles;
+        let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
+        // SAFETY: the slice has so many values of that type, and nobody else has it.
+        let code = unsafe { (self.allreduce)(in_place, start, n, of, with, world) };
+        self.check("MPI_Allreduce", code)
+    }
+
+    fn create_bf16_sum(&self) -> Result<H> {
+        let mut op = MaybeUninit::uninit();
+        // SAFETY: the function lives as long as the program; the handle is written to a place of ours.
+        let code = unsafe { (self.op_create)(add_bf16, 1, op.as_mut_ptr()) };
+        self.check("MPI_Op_create", code)?;
+        // SAFETY: the call has succeeded, and has written it.
+        Ok(*self.bf16_sum.get_or_init(|| unsafe { op.assume_init() }))
     }
 
     pub fn broadcast(&self, bytes: &mut [u8], from: usize) -> Result<()> {
@@ -196,6 +230,21 @@ impl<H: Copy> Calls<H> {
         let code = call(bytes.as_mut_ptr().cast(), &raw mut length);
         let n = bytes.iter().position(|byte| *byte == 0).unwrap_or(TEXT_BYTES);
         (code, String::from_utf8_lossy(&bytes[..n]).into_owned())
+    }
+}
+
+/// Adds values of bf16 to others, as MPI calls it.
+unsafe extern "C" fn add_bf16(more: *mut c_void, sums: *mut c_void, n: *mut c_int, _: *mut c_void) {
+    // SAFETY: MPI gives so many values of 16 bits in both, which do not overlap.
+    let (more, sums) = unsafe {
+        let n = usize::try_from(*n).unwrap_or(0);
+        (
+            slice::from_raw_parts(more.cast::<u16>(), n),
+            slice::from_raw_parts_mut(sums.cast::<u16>(), n),
+        )
+    };
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = bf16::from_f32(bf16::to_f32(*sum) + bf16::to_f32(*more));
     }
 }
 

@@ -103,6 +103,11 @@ impl Mpi {
         with_calls!(self, calls => calls.sum(values))
     }
 
+    /// Sums of bf16, each rounded to bf16.
+    pub(crate) fn sum_bf16(&self, values: &mut [u16]) -> Result<()> {
+        with_calls!(self, calls => calls.sum_bf16(values))
+    }
+
     /// The largest over all ranks, in place.
     pub(crate) fn max<T: Number>(&self, values: &mut [T]) -> Result<()> {
         with_calls!(self, calls => calls.max(values))

@@ -13,7 +13,7 @@ section! {
         mode: GovernorMode = Default(GovernorMode::Balanced), Any;
         /// Temperature limit in °C. Not set: that of the mode
         max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
-        /// Deterministic GPU kernels: the same bits every time, slower; the CPU always is
+        /// The same bits every time: deterministic GPU kernels, slower, the CPU always is; ranks sum gradients exactly, in fixed point
         deterministic: bool = Default(false), Any;
         /// Block offloading (block swap; kohya: `blocks_to_swap`) of frozen weights to main memory: none, every second block, all blocks. Not set: the plan chooses
         offload: Offload = Default(Offload::None), Any;

@@ -17,6 +17,7 @@ pub mod base;
 pub mod batch;
 mod bound;
 mod change;
+pub mod cluster;
 pub mod compress;
 pub mod data;
 pub mod error;
@@ -53,6 +54,7 @@ use crate::suggest::nearest;
 use adapter::{AdapterConfig, AdapterKind, RawAdapter};
 use base::{BaseConfig, RawBase};
 use batch::PlanChoice;
+use cluster::{ClusterConfig, RankPart, RawCluster};
 use compress::RawCompress;
 use data::RawData;
 use generate::RawGenerate;
@@ -80,6 +82,7 @@ pub struct RawConfig {
     sample: RawSample,
     generate: RawGenerate,
     machine: RawMachine,
+    cluster: RawCluster,
     output: RawOutput,
     /// The file's; what default paths are relative to.
     folder: PathBuf,
@@ -100,8 +103,12 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// How the machine is treated.
     pub machine: MachineConfig,
+    /// What ranks that train together exchange.
+    pub cluster: ClusterConfig,
     /// What is written.
     pub output: OutputConfig,
+    /// Which rank this process is; no part of the job.
+    pub part: RankPart,
     rows: ResolvedKeys,
 }
 
@@ -115,7 +122,7 @@ pub const UNSET: &str = "unset";
 type SectionKeys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, SectionKeys); 11] = [
+const SECTIONS: [(&str, SectionKeys); 12] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
     ("text", RawText::keys),
@@ -126,6 +133,7 @@ const SECTIONS: [(&str, SectionKeys); 11] = [
     ("sample", RawSample::keys),
     ("generate", RawGenerate::keys),
     ("machine", RawMachine::keys),
+    ("cluster", RawCluster::keys),
     ("output", RawOutput::keys),
 ];
 
@@ -223,7 +231,7 @@ impl RawConfig {
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
         let Self { base, data, text, compress, adapter, train, .. } = self;
-        let Self { optimizer, sample, generate, machine, output, folder, .. } = self;
+        let Self { optimizer, sample, generate, machine, cluster, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
         let mut material = TrainingData::decide(data, sample, text, compress, generate, rows)?;
@@ -239,6 +247,8 @@ impl RawConfig {
         optimizer::refuse_idle(&optimizer, rows)?;
         train::refuse_bf16(&train, base.dtype, optimizer.kind, rows)?;
         let machine = machine.decide("machine", rows)?;
+        let cluster = cluster.decide("cluster", rows)?;
+        cluster::refuse_idle(&cluster, &train, &machine, optimizer.kind, rows)?;
         let mut output = output.decide("output", rows)?;
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
@@ -262,7 +272,19 @@ impl RawConfig {
             rows.remove("train.weight_dtype");
         }
         let rows = std::mem::take(rows);
-        Ok(RunConfig { base, data: material, adapter, train, optimizer, machine, output, rows })
+        let (data, part) = (material, RankPart::ALONE);
+        Ok(RunConfig {
+            base,
+            data,
+            adapter,
+            train,
+            optimizer,
+            machine,
+            cluster,
+            output,
+            part,
+            rows,
+        })
     }
 
     fn read(&mut self, source: &ConfigSource) -> Result<(), ConfigError> {
@@ -290,6 +312,7 @@ impl RawConfig {
             "sample" => read_table(&mut self.sample, name, typed, &known),
             "generate" => read_table(&mut self.generate, name, typed, &known),
             "machine" => read_table(&mut self.machine, name, typed, &known),
+            "cluster" => read_table(&mut self.cluster, name, typed, &known),
             "output" => read_table(&mut self.output, name, typed, &known),
             _ => return Ok(None),
         }
@@ -419,15 +442,17 @@ impl PlanChoice {
 /// Two jobs are equal if they mean the same, wherever that was written.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
-        let Self { base, data: material, adapter, train, optimizer, machine, output, rows: _ } =
+        let Self { base, data, adapter, train, optimizer, machine, cluster, output, part, rows: _ } =
             self;
         *base == other.base
-            && *material == other.data
+            && *data == other.data
             && *adapter == other.adapter
             && *train == other.train
             && *optimizer == other.optimizer
             && *machine == other.machine
+            && *cluster == other.cluster
             && *output == other.output
+            && *part == other.part
     }
 }
 

@@ -148,6 +148,9 @@ const EVERY_KEY: &[&str] = &[
     "machine.max_temp=80.0",
     "machine.deterministic=true",
     "machine.offload=blocks",
+    "cluster.sync_every=4",
+    "cluster.wire=bf16",
+    "cluster.shard_optimizer=true",
     "output.folder=elsewhere",
     "output.name=2024",
     "output.save_every=off",
@@ -181,6 +184,8 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("sample.every=100", "sample.prompts=['a fox']"),
     ("sample.references=['a.png', ['b.png', 'c.png']]", "sample.prompts=['a fox', 'a cat']"),
     ("optimizer.momentum=0.9", "optimizer.kind=muon"),
+    ("cluster.outer_learning_rate=1.0", "cluster.sync_every=4"),
+    ("cluster.outer_momentum=0.0", "cluster.sync_every=4"),
     ("optimizer.decay=0.1", "optimizer.lr_scheduler=wsd"),
     ("optimizer.decay_curve=linear", "optimizer.lr_scheduler=wsd"),
 ];
@@ -500,7 +505,7 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "[xxxxxxxxxx]",
         "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [compress], [adapter], [train], \
-         [optimizer], [sample], [generate], [machine], [output]: JOB:5:2",
+         [optimizer], [sample], [generate], [machine], [cluster], [output]: JOB:5:2",
     ),
     (
         "[[adapter.pattern]]\nmatch = 'x'\nrankk = 1",

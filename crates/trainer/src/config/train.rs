@@ -363,7 +363,7 @@ pub(super) fn refuse_bf16(
     exclude("train.weight_dtype", other, needed, rows)
 }
 
-fn exclude(
+pub(super) fn exclude(
     key: &'static str,
     other: &'static str,
     needed: String,

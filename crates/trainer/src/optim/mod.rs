@@ -3,8 +3,10 @@
 
 mod ema;
 mod muon;
+mod outer;
 mod plateau;
 pub mod schedule;
+mod shard;
 
 use std::ops::Range;
 use std::slice;
@@ -15,7 +17,9 @@ use compute::ops::{
 use compute::{Dtype, Gradients, Params, RandomSequence, Result, Tape, Tensor};
 
 pub use ema::Ema;
+pub use outer::OuterOptimizer;
 pub use plateau::Plateau;
+pub use shard::OptimizerShard;
 
 use crate::config::optimizer::{self, OptimizerKind};
 use crate::model::adapter::Adapters;
@@ -46,8 +50,12 @@ impl Optimizer {
         settings: &optimizer::OptimizerConfig,
         adapters: &Adapters,
         dtype: Dtype,
+        shard: Option<&OptimizerShard>,
     ) -> Result<Self> {
         let values = adapters.params.values();
+        let values =
+            values.iter().enumerate().map(|(index, value)| Self::held(shard, index, value));
+        let values = values.collect::<Result<Vec<_>>>()?;
         let values = values.iter();
         Ok(match settings.kind {
             OptimizerKind::AdamW => Self::AdamW(values.map(Moments::new).collect::<Result<_>>()?),
@@ -61,24 +69,59 @@ impl Optimizer {
         })
     }
 
-    /// Changes the parameters; nothing at all if the norm in `clip` is not finite. All memory is asked for before
-    /// anything is changed.
+    /// What the state of a parameter is made for: itself, or next to nothing where another rank holds it.
+    fn held(shard: Option<&OptimizerShard>, index: usize, value: &Tensor) -> Result<Tensor> {
+        if shard.is_none_or(|shard| shard.is_own(index)) {
+            return Ok(value.clone());
+        }
+        value.device().zeros([1], Dtype::F32)
+    }
+
+    /// Makes room on another device for the state of a parameter that another rank holds.
+    pub fn make_room(&mut self, index: usize, param: &Tensor) -> Result<()> {
+        match self {
+            Self::AdamW(state) => state[index] = Moments::new(param)?,
+            Self::AdamW8bit(state) => state[index] = Moments8bit::new(param)?,
+            Self::Muon(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The state of one parameter, in a stable order.
+    pub fn tensors_of(&mut self, index: usize) -> Vec<&mut Tensor> {
+        match self {
+            Self::AdamW(state) => {
+                let Moments { first, second } = &mut state[index];
+                vec![first, second]
+            }
+            Self::AdamW8bit(state) => {
+                let Moments8bit { first, second } = &mut state[index];
+                vec![&mut first.codes, &mut first.scales, &mut second.codes, &mut second.scales]
+            }
+            Self::Muon(_) => Vec::new(),
+        }
+    }
+
+    /// Changes the parameters, of a shard its own; nothing at all if the norm in `clip` is not finite. All memory is asked
+    /// for before anything is changed.
     pub fn step(
         &mut self,
         params: &mut Params,
         gradients: &Gradients,
         how: OptimizerStep,
         clip: &GradClip,
+        shard: Option<&OptimizerShard>,
     ) -> Result<()> {
         let gradients = gradients.all(params.values().len());
         let params = params.values_mut()?;
-        if params.iter().all(|param| param.dtype() == Dtype::F32) {
+        if shard.is_none() && params.iter().all(|param| param.dtype() == Dtype::F32) {
             return self.step_range(0..params.len(), params, &gradients, how.adamw, clip);
         }
         for param in params.iter().filter(|param| param.dtype() != Dtype::F32) {
             param.device().alloc(param.shape(), Dtype::F32)?;
         }
         for (index, (param, gradient)) in params.iter_mut().zip(gradients).enumerate() {
+            let gradient = gradient.filter(|_| shard.is_none_or(|shard| shard.is_own(index)));
             if let Some(gradient) = gradient {
                 self.step_one(index, param, gradient, how, clip)?;
             }

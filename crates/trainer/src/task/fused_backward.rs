@@ -115,7 +115,7 @@ mod tests {
         }
         let config = raw.resolve().unwrap().optimizer;
         assert_eq!(config.kind, OptimizerKind::AdamW);
-        Optimizer::new(&config, adapters, Dtype::F32).unwrap()
+        Optimizer::new(&config, adapters, Dtype::F32, None).unwrap()
     }
 
     /// Gradients of one tensor beyond the largest norm, of the other below it, and back.

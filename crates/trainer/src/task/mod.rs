@@ -4,13 +4,19 @@
 //! ```text
 //! traits.rs     Task (model and loss) and DataLoader (batches)
 //! session.rs    Session: the model with its parameters, gradients, optimizer and EMA
+//! exchange.rs   gradients summed over ranks, weights averaged over them
+//! exact_sums.rs sums that do not depend on their order
+//! sharded.rs    an optimizer whose state is sharded over ranks
 //! fused_backward.rs   parameters updated within backward
 //! prefetch.rs   batches read ahead by a thread
 //! seed.rs       seeds, one for each purpose
 //! ```
 
+mod exact_sums;
+mod exchange;
 mod fused_backward;
 pub(crate) mod prefetch;
 pub(crate) mod seed;
 pub(crate) mod session;
+mod sharded;
 pub mod traits;

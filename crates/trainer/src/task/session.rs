@@ -2,14 +2,15 @@
 //! same functions run on the meta device, which is how a plan knows what a run takes. The model and its loss
 //! come from the task.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use cluster::{Pending, World};
+use cluster::World;
 use compute::ops::{AdamW, GradClip, global_norm};
 use compute::{Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
 
+use super::exact_sums::ExactSums;
 use super::fused_backward::FusedBackward;
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
@@ -22,7 +23,7 @@ use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
-use crate::optim::{Ema, Optimizer, OptimizerStep};
+use crate::optim::{Ema, Optimizer, OptimizerShard, OptimizerStep, OuterOptimizer};
 
 /// How a checkpoint calls parameters and their EMA; an index follows.
 pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
@@ -46,14 +47,24 @@ const UPDATE: &str = "update";
 pub struct Session<'a, T: Task> {
     device: Device,
     task: &'a T,
-    config: &'a RunConfig,
+    pub(super) config: &'a RunConfig,
     model: T::Model,
-    adapters: Adapters,
+    pub(super) adapters: Adapters,
     /// In the order of the parameters; none of them with a fused backward pass.
     pub(crate) gradients: Gradients,
+    /// Where they are summed in an order that does not matter.
+    pub(super) exact: Option<ExactSums>,
     fused: Option<FusedBackward>,
-    optimizer: Optimizer,
+    pub(super) optimizer: Optimizer,
+    /// Which parameters' state this rank holds, where it does not hold that of all.
+    pub(super) shard: Option<OptimizerShard>,
     ema: Option<Ema>,
+    /// Of local steps.
+    pub(super) outer: Option<OuterOptimizer>,
+    /// The other ranks, while they wait to send their state.
+    pub(super) collected_from: Option<&'a World>,
+    /// Whether the state of other ranks is here too, to be saved.
+    pub(super) is_state_whole: bool,
 }
 
 /// Where a micro-batch stands in a run. It decides the dropout mask.
@@ -130,6 +141,10 @@ impl<'a, T: Task> Session<'a, T> {
         let model = task.load(device, precision(config), &mut adapters, tick)?;
         adapters.check_all_used(task.path())?;
         let params = &adapters.params;
+        let shard = (config.cluster.shard_optimizer && config.part.size > 1).then(|| {
+            let n_values: Vec<_> = params.values().iter().map(|it| it.shape().elements()).collect();
+            OptimizerShard::new(&n_values, config.part)
+        });
         let is_fused = config.train.fused_backward_pass;
         Ok(Self {
             gradients: if is_fused {
@@ -137,12 +152,25 @@ impl<'a, T: Task> Session<'a, T> {
             } else {
                 Gradients::reserved(device, params)?
             },
+            exact: None,
             fused: is_fused.then(|| FusedBackward::new(device, params)).transpose()?,
-            optimizer: Optimizer::new(&config.optimizer, &adapters, config.base.dtype)?,
+            optimizer: Optimizer::new(
+                &config.optimizer,
+                &adapters,
+                config.base.dtype,
+                shard.as_ref(),
+            )?,
+            shard,
             ema: match config.train.ema {
                 Switch::On(decay) => Some(Ema::new(decay, params)?),
                 Switch::Off => None,
             },
+            outer: match config.cluster.sync_every {
+                Switch::On(_) => Some(OuterOptimizer::new(&config.cluster, params)?),
+                Switch::Off => None,
+            },
+            collected_from: None,
+            is_state_whole: false,
             device: device.clone(),
             task,
             config,
@@ -163,6 +191,9 @@ impl<'a, T: Task> Session<'a, T> {
             _ = gradients.reserve(&self.device, &self.adapters.params);
         }
         self.gradients = gradients;
+        if loss.is_ok() {
+            self.add_exactly()?;
+        }
         loss
     }
 
@@ -205,6 +236,7 @@ impl<'a, T: Task> Session<'a, T> {
     /// Drops the accumulated gradients.
     pub fn zero_grad(&mut self) {
         self.gradients.reset();
+        self.exact.iter_mut().for_each(ExactSums::reset);
     }
 
     fn forward_backward(
@@ -232,66 +264,6 @@ impl<'a, T: Task> Session<'a, T> {
         ForwardContext { device, task: *task, config, model, params: &adapters.params }
     }
 
-    /// Replaces gradients by their sums over all ranks; some are summed while others are copied. One that did not arrive
-    /// here counts as zeros if it arrived anywhere.
-    pub fn exchange_gradients(&mut self, world: &World) -> Result<()> {
-        let mut pending = VecDeque::new();
-        for bucket in self.buckets(world)? {
-            let values = self.read_gradients(&bucket)?;
-            pending.push_back((bucket, world.start_sum(values)));
-            if pending.len() > BUCKETS_AT_ONCE {
-                self.write_sums(pending.pop_front())?;
-            }
-        }
-        while !pending.is_empty() {
-            self.write_sums(pending.pop_front())?;
-        }
-        Ok(())
-    }
-
-    /// Parameters whose gradients are summed together, in an order that all ranks have.
-    fn buckets(&self, world: &World) -> Result<Vec<Vec<ParamKey>>> {
-        let keys: Vec<ParamKey> = self.adapters.params.keys().collect();
-        let arrived = |key: &ParamKey| i64::from(self.gradients.get(*key).is_some());
-        let n_arrived = world.sum(keys.iter().map(arrived).collect())?;
-        let mut buckets = vec![Vec::new()];
-        let mut n_values = 0;
-        for (key, _) in keys.into_iter().zip(n_arrived).filter(|(_, n)| *n > 0) {
-            if n_values >= BUCKET_VALUES {
-                buckets.push(Vec::new());
-                n_values = 0;
-            }
-            n_values += self.adapters.params.get(key).shape().elements();
-            buckets.last_mut().expect("there is one from the start").push(key);
-        }
-        Ok(buckets)
-    }
-
-    fn read_gradients(&self, keys: &[ParamKey]) -> Result<Vec<f32>> {
-        let mut values = Vec::new();
-        for key in keys {
-            let n = self.adapters.params.get(*key).shape().elements();
-            match self.gradients.read(*key)? {
-                Some(gradient) => values.extend(gradient),
-                None => values.resize(values.len() + n, 0.0),
-            }
-        }
-        Ok(values)
-    }
-
-    fn write_sums(&mut self, bucket: Option<(Vec<ParamKey>, Pending<Vec<f32>>)>) -> Result<()> {
-        let Some((keys, sums)) = bucket else { return Ok(()) };
-        let sums = sums.wait()?;
-        let mut rest = &sums[..];
-        for key in keys {
-            let n = self.adapters.params.get(key).shape().elements();
-            let (values, others) = rest.split_at(n);
-            self.gradients.write(key, values)?;
-            rest = others;
-        }
-        Ok(())
-    }
-
     /// The norm of the gradients, which are `scale` times the true ones.
     pub fn grad_norm(&self, scale: f64) -> Result<GradientNorm> {
         self.device.mark(UPDATE);
@@ -315,7 +287,8 @@ impl<'a, T: Task> Session<'a, T> {
             let update = UpdateSettings { learning_rate: rate, applied, scale: norm.scale };
             let how = optimizer_step(self.config, update);
             let clip = GradClip { norm: norm.tensor.clone(), max_norm: max_norm(self.config) };
-            self.optimizer.step(&mut self.adapters.params, &self.gradients, how, &clip)?;
+            let (params, shard) = (&mut self.adapters.params, self.shard.as_ref());
+            self.optimizer.step(params, &self.gradients, how, &clip, shard)?;
             self.gradients.reset();
         }
         if let Some(ema) = self.ema.as_mut().filter(|_| norm.is_finite()) {
@@ -435,24 +408,28 @@ impl<'a, T: Task> Session<'a, T> {
         names
     }
 
-    /// All tensors of a checkpoint by name, in a fixed order.
+    /// All tensors of a checkpoint that this rank holds by name, in a fixed order.
     pub fn state_dict(&mut self) -> Result<Vec<(String, &mut Tensor)>> {
         let mut all = Vec::new();
         let values = self.adapters.params.values_mut()?.iter_mut().enumerate();
         all.extend(values.map(|(index, value)| (parameter_key(index), value)));
+        let shard = self.shard.as_ref().filter(|_| !self.is_state_whole);
+        let is_held = |name: &str| {
+            let index = name.split('.').next().and_then(|index| index.parse().ok());
+            shard.zip(index).is_none_or(|(shard, index)| shard.is_own(index))
+        };
         for (name, tensor) in self.optimizer.tensors() {
-            all.push((format!("optimizer.{name}"), tensor));
+            if is_held(&name) {
+                all.push((format!("optimizer.{name}"), tensor));
+            }
         }
         let averaged = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
         all.extend(averaged.map(|(index, tensor)| (format!("{EMA_PREFIX}{index}"), tensor)));
+        let outer = self.outer.iter_mut().flat_map(OuterOptimizer::tensors);
+        all.extend(outer.map(|(name, tensor)| (format!("outer.{name}"), tensor)));
         Ok(all)
     }
 }
-
-/// Gradients that are summed together. Chosen: 16 MB, so that many small ones take few calls.
-const BUCKET_VALUES: usize = 4 << 20;
-/// Buckets that are summed while the next is copied.
-const BUCKETS_AT_ONCE: usize = 2;
 
 /// What forward and backward read. Not the optimizer, which a fused backward pass changes meanwhile.
 struct ForwardContext<'s, T: Task> {

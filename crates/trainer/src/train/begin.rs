@@ -1,7 +1,7 @@
 //! The start of a run: the model is loaded, and restored from the last checkpoint.
 
 use super::checkpoint::{Checkpoints, TrainProgress};
-use super::data_parallel::DataParallel;
+use super::data_parallel::{self, DataParallel};
 use super::device::{MeteredDevice, RunSetup};
 use super::folder::{self, RunOutput};
 use super::identity::Identity;
@@ -44,6 +44,12 @@ pub(super) fn begin<'a, D: DataLoader>(
     let join =
         |world| DataParallel::join(world, config, &identity, &device_setup.name, progress.step);
     let parallel = device_setup.world.map(join).transpose()?;
+    if let Some(parallel) = &parallel {
+        if config.machine.deterministic {
+            session.sum_exactly();
+        }
+        parallel.check_weights(&session)?;
+    }
     let total_steps = config.train.n_steps(loader.batches_per_epoch());
     if progress.step > total_steps {
         let (taken, path) = (progress.step, folder.path.clone());
@@ -79,6 +85,7 @@ pub(super) fn begin<'a, D: DataLoader>(
     }))?;
     // Memory of preparation and loading, after the event that starts the run.
     events.emit_all(meter.end().events)?;
+    events.emit_all(data_parallel::told_local_steps(config))?;
     for kind in warnings {
         events.emit(Event::Warning(Warning { step: progress.step, kind }))?;
     }

@@ -198,10 +198,12 @@ impl Checkpoints {
             (self.folder.join(format!(".{name}.partial")), self.folder.join(&name));
         let failed = |source| TrainerError::Io { what: "write", path: place.clone(), source };
         self.begin_staging(&staging).map_err(|error| self.unwritable(error, failed))?;
+        session.collect_state()?;
         session.write_adapter(&staging)?;
         let names = session.parameter_names();
         let tensors = session.state_dict()?.into_iter().map(|(name, tensor)| (name, &*tensor));
         let written = self.save_state(&staging, &names, &tensors.collect(), events)?;
+        session.drop_collected()?;
         let checksums = written.iter().map(named_checksum).collect();
         CheckpointMetadata::new(progress.clone(), identity.clone(), checksums).write(&staging)?;
         // A run that resumed from an earlier checkpoint reaches this step again.

@@ -27,6 +27,7 @@ use weights::write::{sync_folder, write_whole};
 
 use super::{TrainOptions, checkpoint, requests};
 use crate::config::adapter::AdapterKind;
+use crate::config::cluster::RankPart;
 use crate::config::{self, RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::lock::RunLock;
@@ -49,6 +50,8 @@ pub struct RunFolder {
     pub path: PathBuf,
     /// What it was opened for.
     pub options: TrainOptions,
+    /// Which rank writes it.
+    pub part: RankPart,
     _lock: RunLock,
 }
 
@@ -76,7 +79,7 @@ impl RunFolder {
             (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),
             (false, true) => Err(TrainerError::FolderTaken { path: path.into() }),
             (false, false) if was_saved => Err(TrainerError::FolderTaken { path: path.into() }),
-            _ => Ok(Self { path: path.into(), options, _lock: lock }),
+            _ => Ok(Self { path: path.into(), options, part: RankPart::ALONE, _lock: lock }),
         }
     }
 
@@ -111,9 +114,17 @@ impl RunFolder {
         Ok(place)
     }
 
-    /// The job of a run that resumes: with the precision that the plan chose when it started, since a checkpoint cannot
-    /// be resumed in another one, and with what was asked of it.
+    /// The same for a rank of several.
+    pub fn of_rank(self, part: RankPart) -> Self {
+        Self { part, ..self }
+    }
+
+    /// The job of this rank; of a run that resumes, with the precision that the plan chose when it started, since a
+    /// checkpoint cannot be resumed in another one, and with what was asked of it.
     pub fn resumed_job(&self, config: &RunConfig) -> RunConfig {
+        let mut of_rank = config.clone();
+        of_rank.part = self.part;
+        let config = &of_rank;
         if !self.options.resume {
             return config.clone();
         }

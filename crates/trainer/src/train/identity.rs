@@ -53,7 +53,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 15] = [
+const FREE_KEYS: [&str; 16] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -69,12 +69,17 @@ const FREE_KEYS: [&str; 15] = [
     "text.cache",
     "train.micro_batch",
     "train.recompute",
+    "cluster.shard_optimizer",
 ];
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 2] =
-    [("train.fused_backward_pass", "false"), ("train.weight_dtype", "\"f32\"")];
+const NEW_KEYS: [(&str, &str); 4] = [
+    ("train.fused_backward_pass", "false"),
+    ("train.weight_dtype", "\"f32\""),
+    ("cluster.sync_every", "\"off\""),
+    ("cluster.wire", "\"f32\""),
+];
 
 /// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.

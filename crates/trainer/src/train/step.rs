@@ -172,7 +172,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             self.session.accumulate(step)?
         };
         self.end_micro_batch(timer)?;
-        Ok(LossSums { loss: share * loss, weight })
+        Ok(LossSums { loss: self.session.rounded(share * loss), weight })
     }
 
     /// How the optimizer takes the next step, by gradients that are `scale` times the true ones.

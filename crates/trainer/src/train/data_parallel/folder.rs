@@ -11,6 +11,7 @@ use super::super::folder::{self, RunFolder};
 use super::super::{TrainOptions, checkpoint, identity, output_folder};
 use super::is_first;
 use crate::config::RunConfig;
+use crate::config::cluster::RankPart;
 use crate::error::{Result, TrainerError};
 
 /// Where ranks but the first write, in the run's folder.
@@ -31,6 +32,7 @@ pub fn open_folder(
         output_folder::check(config, &[])?;
     }
     let Some(world) = world else { return RunFolder::open(run, options) };
+    let part = RankPart { rank: world.rank(), size: world.size() };
     let own = if is_first(Some(world)) { run.clone() } else { rank_folder(run, world.rank()) };
     let newest = newest_checkpoint(world, &own, options)?;
     // Ranks that were started again resume if there is something to resume.
@@ -38,7 +40,7 @@ pub fn open_folder(
     let options = TrainOptions { resume, ..options };
     let source = newest.unwrap_or(0);
     if world.rank() == 0 && source == 0 {
-        let folder = RunFolder::open(run, options)?;
+        let folder = RunFolder::open(run, options)?.of_rank(part);
         copy_checkpoint(world, run, source, resume)?;
         return Ok(folder);
     }
@@ -46,7 +48,7 @@ pub fn open_folder(
         clear(&own)?;
     }
     copy_checkpoint(world, &own, source, resume)?;
-    RunFolder::open(&own, options)
+    Ok(RunFolder::open(&own, options)?.of_rank(part))
 }
 
 /// The rank that has the newest checkpoint, which all resume from: the first, or the one that saved when the first was lost.

@@ -26,7 +26,8 @@ use self::speed::{RankTimes, StepShares};
 use super::checkpoint::TrainProgress;
 use super::identity::Identity;
 use super::step::LossSums;
-use crate::config::RunConfig;
+use crate::config::batch::BatchSettings;
+use crate::config::{RunConfig, Switch};
 use crate::error::{Result, TrainerError};
 use crate::event::{EndReason, Event};
 use crate::task::session::Session;
@@ -44,8 +45,14 @@ pub struct DataParallel<'a> {
     /// Node and device by rank.
     names: Vec<[String; 2]>,
     shares: StepShares,
+    /// Samples of a unit that is never shared.
+    unit: usize,
     /// Whether shares are new.
     is_changed: bool,
+    /// Whether ranks take steps of their own, between averages.
+    is_local: bool,
+    /// Whether every rank holds a part of the optimizer's state.
+    is_sharded: bool,
     /// Of this one.
     own: RankTimes,
 }
@@ -86,6 +93,30 @@ pub fn first_rank_first<T>(
     Ok(prepared)
 }
 
+/// Samples that one rank computes together: those of a micro-batch where the same bits are asked for, since a sum within a
+/// micro-batch depends on what is in it.
+fn unit_samples(config: &RunConfig) -> usize {
+    let BatchSettings { micro_batch, .. } = BatchSettings::from_config(config);
+    if config.machine.deterministic { micro_batch.min(config.train.batch_size) } else { 1 }
+}
+
+/// What local steps are, for people: not what one process does.
+pub fn told_local_steps(config: &RunConfig) -> Option<Event> {
+    let Switch::On(every) = config.cluster.sync_every else { return None };
+    let text = format!(
+        "local steps (DiLoCo): ranks average their weights every {every} steps; not the result of one process"
+    );
+    Some(Event::Note { text })
+}
+
+/// The mean loss over all ranks, as if it were that of this rank's weight: by which its own gradients are divided.
+fn own_of(all: LossSums, weight: f64) -> LossSums {
+    if weight == 0.0 {
+        return all;
+    }
+    LossSums { loss: all.loss / all.weight * weight, weight }
+}
+
 /// A fused backward pass has no gradients that could be summed.
 fn check_fused(config: &RunConfig) -> Result<()> {
     if !config.train.fused_backward_pass {
@@ -121,11 +152,21 @@ impl<'a> DataParallel<'a> {
     ) -> Result<Self> {
         check_fused(config)?;
         let names = gather_names(world, device)?;
-        let shares = StepShares::equal(world.size(), config.train.samples_per_step());
-        let joined = Self { world, names, shares, is_changed: false, own: RankTimes::default() };
+        let unit = unit_samples(config);
+        let units = config.train.batch_size.div_ceil(unit) * config.train.gradient_accumulation;
+        let shares = StepShares::equal(world.size(), units);
+        let own = RankTimes::default();
+        let is_local = config.cluster.sync_every != Switch::Off;
+        let is_sharded = config.cluster.shard_optimizer && world.size() > 1;
+        let is_changed = false;
+        let joined = Self { world, names, shares, unit, is_changed, is_local, is_sharded, own };
         let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
         let step = ("the step to resume at".into(), step.to_string());
-        joined.check_equal(&identity.described().chain([version, step]).collect())?;
+        let unit = ("the micro-batch".into(), unit.to_string());
+        let sharded =
+            ("cluster.shard_optimizer".into(), config.cluster.shard_optimizer.to_string());
+        joined
+            .check_equal(&identity.described().chain([version, step, unit, sharded]).collect())?;
         Ok(joined)
     }
 
@@ -134,14 +175,52 @@ impl<'a> DataParallel<'a> {
         self.world.rank() == 0
     }
 
-    /// Whether this one saves what all have in common: the first that is not lost.
+    /// Whether this one saves what all have in common: the first that is not lost. Nobody has all of a sharded optimizer when
+    /// a rank is lost.
     pub fn is_saver(&self) -> bool {
+        if self.is_sharded {
+            return false;
+        }
         self.world.heartbeat().map_or(self.is_first(), Heartbeat::is_saver)
     }
 
-    /// This rank's samples of a step.
-    pub fn samples(&self) -> Range<usize> {
-        self.shares.of(self.world.rank())
+    /// This rank's samples of a batch, which has so many and is the `index`th of a step of batches of `batch_size`.
+    pub fn samples(&self, index: usize, n: usize, batch_size: usize) -> Range<usize> {
+        let (own, per_batch) = (self.shares.of(self.world.rank()), batch_size.div_ceil(self.unit));
+        let sample = |unit: usize| (unit.saturating_sub(index * per_batch) * self.unit).min(n);
+        sample(own.start)..sample(own.end)
+    }
+
+    /// Fails unless all ranks have the same weights.
+    pub fn check_weights<T: Task>(&self, session: &Session<'_, T>) -> Result<()> {
+        let mut checksums = vec![0; self.world.size()];
+        checksums[self.world.rank()] = session.checksum()?;
+        let checksums = self.world.sum(checksums)?;
+        let other = checksums.iter().position(|checksum| *checksum != checksums[0]);
+        let Some(rank) = other else { return Ok(()) };
+        let [theirs, ours] = [checksums[rank], checksums[0]].map(|sum| format!("{sum:016x}"));
+        Err(TrainerError::RanksDiffer {
+            rank,
+            what: "the checksum of its weights".into(),
+            theirs,
+            ours,
+        })
+    }
+
+    /// Whether gradients arrive here: those of all ranks, or of this one's samples where it takes local steps.
+    pub fn has_gradients(&self) -> bool {
+        !self.is_local || self.part() > 0.0
+    }
+
+    /// The part of this rank in the average after local steps: that of its samples.
+    pub fn part(&self) -> f64 {
+        let n = |rank: usize| self.shares.of(rank).len() as f64;
+        n(self.world.rank()) / (0..self.world.size()).map(n).sum::<f64>()
+    }
+
+    /// The ranks.
+    pub fn world(&self) -> &'a World {
+        self.world
     }
 
     /// Fails unless all ranks say the same of each thing.
@@ -196,7 +275,7 @@ impl<'a> DataParallel<'a> {
         Err(part.err().unwrap_or(TrainerError::OtherRank { rank, problem: problem.into() }))
     }
 
-    /// Sums the losses and gradients of a step over all ranks, and learns how long every rank took for its part. The next
+    /// Sums the losses and gradients of a step over all ranks, or the losses alone where ranks take local steps, and learns how long every rank took for its part. The next
     /// steps are shared accordingly.
     pub(super) fn sum<T: Task>(
         &mut self,
@@ -211,9 +290,14 @@ impl<'a> DataParallel<'a> {
         let numbers = self.world.sum(numbers)?;
         let (times, losses) = numbers.split_at(numbers.len() - 2);
         self.is_changed = self.shares.learn(times);
+        let all = LossSums { loss: losses[0], weight: losses[1] };
+        if self.is_local {
+            session.take_exact_sums()?;
+            return Ok(own_of(all, sums.weight));
+        }
         session.exchange_gradients(self.world)?;
         self.own.exchange_secs = begun.elapsed().as_secs_f64();
-        Ok(LossSums { loss: losses[0], weight: losses[1] })
+        Ok(all)
     }
 
     /// A word on a job whose steps cannot be shared well, once, when speeds are known.

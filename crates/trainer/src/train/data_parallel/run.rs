@@ -7,16 +7,16 @@ use super::super::decision::{LoopDecision, SaveReason};
 use super::super::run::TrainingRun;
 use super::super::step::LossSums;
 use super::DataParallel;
+use crate::config::Switch;
 use crate::error::Result;
 use crate::event::EndReason;
 use crate::task::traits::{DataLoader, PrefetchedBatches};
 
-impl<D: DataLoader> TrainingRun<'_, D> {
+impl<'a, D: DataLoader> TrainingRun<'a, D> {
     /// Which samples of a step's batch are computed here.
     pub(in super::super) fn own_samples(&self, index: usize, n: usize) -> Range<usize> {
         let Some(parallel) = &self.parallel else { return 0..n };
-        let (first, own) = (index * self.config.train.batch_size, parallel.samples());
-        own.start.saturating_sub(first).min(n)..own.end.saturating_sub(first).min(n)
+        parallel.samples(index, n, self.config.train.batch_size)
     }
 
     /// What was accumulated since `begun`, if no rank gave the step up.
@@ -51,6 +51,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// Evaluates and decides; of several ranks the first does, and the others follow.
     pub(in super::super) fn decide_with_all(&mut self, is_unhealthy: bool) -> Result<LoopDecision> {
+        self.end_round()?;
         let Some(parallel) = self.parallel.take() else {
             return self.evaluate_and_decide(is_unhealthy, false);
         };
@@ -59,19 +60,43 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         decided
     }
 
+    /// Averages the weights over ranks where local steps are due to.
+    fn end_round(&mut self) -> Result<()> {
+        let Switch::On(every) = self.config.cluster.sync_every else { return Ok(()) };
+        let step = self.progress.step;
+        if step == 0 || (step % every != 0 && step != self.total_steps) {
+            return Ok(());
+        }
+        // A run that is resumed here has averaged already, unless a rank was lost just then.
+        let (has_moved, parallel) = (self.session.has_moved()?, self.parallel.as_ref());
+        let is_due = parallel.map_or(Ok(has_moved), |parallel| parallel.is_any(has_moved))?;
+        if !is_due {
+            return Ok(());
+        }
+        self.session.outer_step(
+            parallel.map(DataParallel::world),
+            parallel.map_or(1.0, DataParallel::part),
+        )?;
+        parallel.map_or(Ok(()), |parallel| parallel.check_weights(&self.session))
+    }
+
     fn decide_together(
         &mut self,
-        parallel: &DataParallel<'_>,
+        parallel: &DataParallel<'a>,
         is_unhealthy: bool,
     ) -> Result<LoopDecision> {
+        self.session.gather_weights(parallel.world())?;
         let is_interrupted = parallel.is_any(!self.events.should_continue())?;
         let end = if parallel.is_first() {
+            self.session.begin_collecting(parallel.world());
             let LoopDecision { end, save } =
                 self.evaluate_and_decide(is_unhealthy, is_interrupted)?;
+            self.session.end_collecting()?;
             // Who joins starts from the checkpoint that was just saved.
             let is_joined = save == Some(SaveReason::Latest) && parallel.is_join_asked();
             end.or(is_joined.then_some(EndReason::Interrupted))
         } else {
+            self.session.send_state(parallel.world())?;
             None
         };
         let end = parallel.follow(end, &mut self.progress)?;
