@@ -18,7 +18,7 @@ section! {
         outer_momentum: f64 = Default(0.9), Under(0.0, 1.0);
         /// What gradients are rounded to on their way: `bf16` halves what a link has to carry
         wire: WireFormat = Default(WireFormat::F32), Any;
-        /// Every rank holds the optimizer's state of a part of the parameters (ZeRO stage 1), for full fine-tunes that do not fit one machine
+        /// Every rank holds the optimizer's state of a part of the parameters (`ZeRO` stage 1), for full fine-tunes that do not fit one machine
         shard_optimizer: bool = Default(false), Any;
     }
 }

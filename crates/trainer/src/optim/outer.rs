@@ -1,5 +1,5 @@
 //! The outer optimizer of local steps: Nesterov's momentum on the difference between the weights before a round of steps
-//! and their average over ranks after it (Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+//! and their average over ranks after it (Douillard et al., "`DiLoCo`: Distributed Low-Communication Training of Language
 //! Models", arXiv 2311.08105, algorithm 1).
 
 use compute::ops::ema;

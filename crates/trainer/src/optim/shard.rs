@@ -1,4 +1,4 @@
-//! Which rank holds the optimizer's state of which parameter (ZeRO stage 1: Rajbhandari et al., "ZeRO: Memory Optimizations
+//! Which rank holds the optimizer's state of which parameter (`ZeRO` stage 1: Rajbhandari et al., "`ZeRO`: Memory Optimizations
 //! Toward Training Trillion Parameter Models", arXiv 1910.02054, section 5.1). Whole parameters, not slices of them: the
 //! state of each has the form that its optimizer gives it, and a checkpoint has the same tensors with any number of ranks.
 

@@ -32,7 +32,7 @@ impl ExactSums {
 
     /// Forgets what was added, and keeps the memory.
     pub fn reset(&mut self) {
-        self.sums.iter_mut().flatten().for_each(|sums| sums.clear());
+        self.sums.iter_mut().flatten().for_each(Vec::clear);
     }
 
     /// Adds the gradients of a micro-batch, which are then zero.

@@ -64,7 +64,7 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
     fn end_round(&mut self) -> Result<()> {
         let Switch::On(every) = self.config.cluster.sync_every else { return Ok(()) };
         let step = self.progress.step;
-        if step == 0 || (step % every != 0 && step != self.total_steps) {
+        if step == 0 || (!step.is_multiple_of(every) && step != self.total_steps) {
             return Ok(());
         }
         // A run that is resumed here has averaged already, unless a rank was lost just then.
