@@ -4,7 +4,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, render_chat,
-    sample, shard, train, verify,
+    sample, serve, shard, train, verify,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -28,6 +28,7 @@ pub enum CliCommand {
     Train(train::TrainArgs),
     Sample(sample::SampleArgs),
     Export(export::ExportArgs),
+    Serve(serve::ServeArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
     Completions(completions::CompletionsArgs),

@@ -8,6 +8,7 @@ mod interrupt;
 mod render;
 mod terminal;
 mod text;
+mod web;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -77,6 +78,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Train(arguments) => commands::train::run(&arguments, out),
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
+        CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),
         CliCommand::Verify(arguments) => commands::verify::run(&arguments, out),
         CliCommand::Bench(arguments) => commands::bench::run(&arguments, out),
         CliCommand::Completions(arguments) => commands::completions::run(&arguments, out),

@@ -20,6 +20,7 @@ pub mod plan;
 pub mod render_chat;
 mod resume;
 pub mod sample;
+pub mod serve;
 pub mod shard;
 pub mod train;
 pub mod verify;

@@ -19,6 +19,10 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Validates and writes samples when due. If somebody asks to stop, what is not complete is done again by the run
     /// that resumes.
     pub(super) fn evaluate(&mut self) -> Result<()> {
+        if !self.progress.is_evaluation_due {
+            // Its loss is known. Of a run that goes on with another prompt there are no samples of that yet.
+            return if self.is_sample_asked() { self.write_samples() } else { Ok(()) };
+        }
         let (step, config) = (self.progress.step, self.config);
         let is_last = step == self.total_steps;
         let every = Switch::On(config.train.validate_every);

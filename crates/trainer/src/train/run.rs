@@ -96,9 +96,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         is_other_asked: bool,
     ) -> Result<LoopDecision> {
         self.hear_requests()?;
-        if self.progress.is_evaluation_due {
-            unless_cancelled(self.evaluate())?;
-        }
+        unless_cancelled(self.evaluate())?;
         let is_interrupted = is_other_asked || !self.events.should_continue();
         let status = RunStatus { is_unhealthy, is_interrupted, ..self.status() };
         let decision = decide(status, &self.config.output);

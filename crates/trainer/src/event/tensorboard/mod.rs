@@ -202,7 +202,7 @@ fn text(tag: &str, markdown: &str) -> ProtoMessage {
 
 /// As code, so that what a model wrote is not taken for markup.
 fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("    {line}\n")).collect()
+    text.lines().flat_map(|line| ["    ", line, "\n"]).collect()
 }
 
 fn about(begin: &RunStart) -> String {
