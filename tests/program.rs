@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 17] = [
     "demo",
     "doctor",
     "inspect",
@@ -15,8 +15,11 @@ const VERBS: [&str; 14] = [
     "cache",
     "plan",
     "train",
+    "watch",
+    "runs",
     "sample",
     "export",
+    "serve",
     "verify",
     "bench",
     "completions",

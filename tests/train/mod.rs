@@ -10,6 +10,7 @@ mod memory;
 mod offload;
 mod planned;
 mod ranks;
+mod requests;
 mod resume;
 mod screen;
 mod state;

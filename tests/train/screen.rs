@@ -23,7 +23,7 @@ fn in_terminal(job: &Job, columns: usize) -> String {
     let out = job.path(&format!("run-{columns}"));
     let line = format!(
         "stty rows 24 cols {columns}; exec '{binary}' train '{file}' --out '{}' --device cpu \
-         --set train.steps=3",
+         --plain --set train.steps=3",
         text(&out)
     );
     let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output().unwrap();

@@ -4,7 +4,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, render_chat,
-    sample, serve, shard, train, verify,
+    runs, sample, serve, shard, train, verify, watch,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -26,6 +26,8 @@ pub enum CliCommand {
     Cache(cache::CacheArgs),
     Plan(plan::PlanArgs),
     Train(train::TrainArgs),
+    Watch(watch::WatchArgs),
+    Runs(runs::RunsArgs),
     Sample(sample::SampleArgs),
     Export(export::ExportArgs),
     Serve(serve::ServeArgs),

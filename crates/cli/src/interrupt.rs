@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::dashboard;
 use crate::failure::Failure;
 
 /// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
@@ -25,8 +26,16 @@ pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure>
 /// drivers tidy up while other threads still call them, and NVIDIA's then stumbles over its own memory.
 #[allow(unsafe_code)]
 pub fn leave(code: u8) -> ! {
+    dashboard::restore();
     // SAFETY: it reads and writes nothing of ours, and does not return.
     unsafe { libc::_exit(code.into()) }
+}
+
+/// As if the terminal had sent Ctrl-C, which it does not while a dashboard takes keys one by one.
+#[allow(unsafe_code)]
+pub fn raise() {
+    // SAFETY: it only sends a signal that the program handles.
+    _ = unsafe { libc::kill(libc::getpid(), libc::SIGINT) };
 }
 
 /// A flag that the first Ctrl-C raises.

@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod dashboard;
 mod failure;
 mod interrupt;
 mod render;
@@ -76,6 +77,8 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Plan(arguments) => commands::plan::run(&arguments, out),
         CliCommand::Cache(arguments) => commands::cache::run(&arguments, out),
         CliCommand::Train(arguments) => commands::train::run(&arguments, out),
+        CliCommand::Watch(arguments) => commands::watch::run(&arguments, out),
+        CliCommand::Runs(arguments) => commands::runs::run(&arguments, out),
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
         CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),

@@ -15,6 +15,7 @@ use trainer::event::history::History;
 use trainer::train::{TrainOptions, output_folder};
 
 use super::device::DeviceArgs;
+use super::serve;
 use super::train::train_with_screen;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
@@ -22,6 +23,7 @@ use crate::interrupt;
 use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, redraw};
 use crate::render::run_summary;
+use crate::render::screen::ScreenArgs;
 use crate::render::training::TrainingScreen;
 use crate::text::{BOLD, DIM};
 
@@ -48,13 +50,8 @@ pub struct DemoArgs {
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// Print nothing but warnings and errors
-    #[arg(long)]
-    quiet: bool,
-
-    /// Print every event as a line of JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    screen: ScreenArgs,
 }
 
 /// The job, as everybody can run it.
@@ -67,7 +64,8 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
-    let screen = Arc::new(TrainingScreen::new(&config, false, arguments.quiet, arguments.json));
+    let page = serve::beside(arguments.screen, &folder)?;
+    let screen = Arc::new(TrainingScreen::new(&config, false, arguments.screen, page));
     let engine_on = engine.for_job(&config);
     let end = train_with_screen(
         &config,
@@ -131,13 +129,13 @@ fn make_kit(
                 .part(0, format!("step {step} of {of}"))
                 .part(1, format!("error {error:.5}"))
         };
-        if !arguments.quiet {
+        if !arguments.screen.quiet {
             redraw(&mut drawn.borrow_mut(), line);
         }
         !interrupted.load(Ordering::Relaxed)
     })?;
     clear();
-    if !arguments.quiet {
+    if !arguments.screen.quiet {
         writeln!(out, "{}", folder.display())?;
     }
     Ok(CommandOutcome::Done)

@@ -19,11 +19,13 @@ mod parts;
 pub mod plan;
 pub mod render_chat;
 mod resume;
+pub mod runs;
 pub mod sample;
 pub mod serve;
 pub mod shard;
 pub mod train;
 pub mod verify;
+pub mod watch;
 
 use trainer::event::EndReason;
 

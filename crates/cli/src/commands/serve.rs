@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -11,6 +11,7 @@ use std::thread;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::render::screen::ScreenArgs;
 use crate::text::plural;
 use crate::web::{ServedFolders, TOKEN_CHARACTERS, WebAccess, WebServer, random_token};
 
@@ -60,31 +61,54 @@ pub struct ServeArgs {
 }
 
 pub fn run(arguments: &ServeArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let roots = arguments.roots()?;
-    let token = arguments.token()?;
-    let addresses = arguments.addresses()?;
-    let listeners = bind(&addresses, arguments.port)?;
-    let port = listeners[0].local_addr()?.port();
-    let access = arguments.access(&token, port, &addresses);
-    let recipes = (!arguments.read_only).then(|| vec![arguments.recipes.clone()]);
-    let server = WebServer::new(ServedFolders { roots: roots.clone(), recipes }, access)?;
     let (stop, stopped) = mpsc::channel();
     interrupt::on_first(move || _ = stop.send(()))?;
-    let host = arguments.shown_host(&addresses);
-    writeln!(out, "{} of {}:", plural(server.n_runs(), "run"), shown(&roots))?;
-    writeln!(out, "  http://{host}:{port}/?token={token}")?;
+    let (n_runs, url) = arguments.start()?;
+    writeln!(out, "{} of {}:", plural(n_runs, "run"), shown(&arguments.roots()?))?;
+    writeln!(out, "  {url}")?;
     writeln!(out, "Ctrl-C ends the page; runs go on")?;
     out.flush()?;
-    for listener in listeners {
-        let server = Arc::clone(&server);
-        thread::Builder::new().name("accept".into()).spawn(move || server.accept(&listener))?;
-    }
     // Until Ctrl-C, or for ever where nobody can send one.
     _ = stopped.recv();
     Ok(CommandOutcome::Done)
 }
 
+/// Shows a run that this program trains or watches, and those beside it, as long as the program lives, if that is asked
+/// for; returns the URL.
+pub fn beside(screen: ScreenArgs, run_folder: &Path) -> Result<Option<String>, Failure> {
+    if !screen.serve {
+        return Ok(None);
+    }
+    let above = run_folder.parent().filter(|above| !above.as_os_str().is_empty());
+    let arguments = ServeArgs {
+        folders: above.map(Path::to_owned).into_iter().collect(),
+        listen: None,
+        port: None,
+        token_file: None,
+        recipes: "recipes".into(),
+        read_only: false,
+    };
+    arguments.start().map(|(_, url)| Some(url))
+}
+
 impl ServeArgs {
+    /// Answers from now on, on threads of its own; returns how many runs there are, and the URL.
+    fn start(&self) -> Result<(usize, String), Failure> {
+        let token = self.token()?;
+        let addresses = self.addresses()?;
+        let listeners = bind(&addresses, self.port)?;
+        let port = listeners[0].local_addr()?.port();
+        let access = self.access(&token, port, &addresses);
+        let recipes = (!self.read_only).then(|| vec![self.recipes.clone()]);
+        let server = WebServer::new(ServedFolders { roots: self.roots()?, recipes }, access)?;
+        for listener in listeners {
+            let server = Arc::clone(&server);
+            thread::Builder::new().name("accept".into()).spawn(move || server.accept(&listener))?;
+        }
+        let host = self.shown_host(&addresses);
+        Ok((server.n_runs(), format!("http://{host}:{port}/?token={token}")))
+    }
+
     fn roots(&self) -> Result<Vec<PathBuf>, Failure> {
         let given = if self.folders.is_empty() { &[PathBuf::from(".")][..] } else { &self.folders };
         let absolute = |folder: &PathBuf| match folder.canonicalize() {
@@ -140,7 +164,7 @@ impl ServeArgs {
         hosts = hosts.iter().map(|it| it.trim_end_matches(":0").to_owned()).collect();
         hosts.extend(self.listen.clone());
         let any = addresses.iter().any(IpAddr::is_unspecified);
-        WebAccess::new(token.into(), port, hosts, any)
+        WebAccess::new(token.into(), port, &hosts, any)
     }
 
     /// By what name people open it.

@@ -16,10 +16,12 @@ use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
 use super::job::{JobArgs, JobFlag};
 use super::nodes::{self, NodesArgs};
 use super::resume::{resume_command, so_far};
+use super::serve;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::run_summary;
+use crate::render::screen::ScreenArgs;
 use crate::render::training::TrainingScreen;
 
 /// Train a LoRA, a `DoRA` or a full fine-tune on a folder of images, or on texts.
@@ -85,13 +87,8 @@ pub struct TrainArgs {
     #[command(flatten)]
     nodes: NodesArgs,
 
-    /// Print nothing but warnings and errors
-    #[arg(long)]
-    quiet: bool,
-
-    /// Print every event as a line of JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    screen: ScreenArgs,
 }
 
 impl TrainArgs {
@@ -116,9 +113,9 @@ pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let on = DeviceSetup { world: ranks, ..engine.device_setup(arguments.limit)? };
     let is_first = ranks.is_none_or(|world| world.rank() == 0);
     let start = TrainOptions { resume: arguments.resume, force: arguments.force };
-    // The first rank speaks for all.
-    let (is_quiet, is_json) = (arguments.quiet || !is_first, arguments.json && is_first);
-    let screen = TrainingScreen::new(&config, start.resume, is_quiet, is_json);
+    let shown = if is_first { arguments.screen } else { ScreenArgs::SILENT };
+    let page = serve::beside(shown, &config.output.folder)?;
+    let screen = TrainingScreen::new(&config, start.resume, shown, page);
     let screen = Arc::new(screen);
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();

@@ -11,6 +11,7 @@ pub mod progress;
 pub mod rates;
 pub mod run_summary;
 pub mod sample;
+pub mod screen;
 pub mod training;
 pub mod verify;
 

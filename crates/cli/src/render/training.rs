@@ -1,6 +1,6 @@
-//! A run as it goes, by its events: one live line in a terminal, a line now and then in a pipe, and above
-//! it what is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
-//! there are warnings and nothing else. `ending.rs` has the last lines.
+//! A run as it goes, by its events: the dashboard in a terminal; with `--plain`, or when somebody left that, one live
+//! line; a line now and then in a pipe; and above it what is worth keeping. With `--json` every event is a line on
+//! standard output instead; with `--quiet` there are warnings and nothing else. `run_summary.rs` has the last lines.
 
 use std::io::Write;
 use std::mem::Discriminant;
@@ -20,8 +20,10 @@ use trainer::event::{
 };
 use trainer::report::format::number;
 
+use crate::dashboard::{self, OpenDashboard};
 use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, duration, redraw};
+use crate::render::screen::ScreenArgs;
 use crate::terminal;
 use crate::text::{BOLD, DIM, WARN, plural, thousands};
 
@@ -34,12 +36,17 @@ pub struct TrainingScreen {
     is_json: bool,
     begun: Instant,
     state: Mutex<ScreenState>,
+    dashboard: Option<OpenDashboard>,
+    /// Warnings that came while the dashboard had the terminal.
+    held_back: Mutex<Vec<String>>,
 }
 
-struct ScreenState {
+/// What is known of a run from its events, for a screen.
+pub struct ScreenState {
     /// Also of earlier parts of the run, if it goes on.
-    history: History,
-    eta: Eta,
+    pub history: History,
+    /// How long it still takes.
+    pub eta: Eta,
     throttle: ProgressThrottle,
     warnings: usize,
     /// The pace if it is below full.
@@ -57,7 +64,7 @@ struct HeldPace {
 
 /// A line that stays.
 #[derive(Debug, PartialEq)]
-enum ScreenLine {
+pub enum ScreenLine {
     /// What happens.
     Line(String),
     /// Shown even with --quiet.
@@ -65,13 +72,26 @@ enum ScreenLine {
 }
 
 impl TrainingScreen {
-    /// For a job; `resume` if it continues the run in its folder.
-    pub fn new(config: &RunConfig, resume: bool, is_quiet: bool, is_json: bool) -> Self {
+    /// For a job; `resume` if it continues the run in its folder, `page` is its URL if it has one.
+    pub fn new(
+        config: &RunConfig,
+        resume: bool,
+        arguments: ScreenArgs,
+        page: Option<String>,
+    ) -> Self {
+        let ScreenArgs { quiet: is_quiet, json: is_json, plain, .. } = arguments;
+        let has_dashboard = !is_quiet && !is_json && !plain && dashboard::is_possible();
+        let folder = &config.output.folder;
+        let dashboard = has_dashboard.then(|| OpenDashboard::begin(folder, page.clone()));
+        if let Some(page) = page.filter(|_| !is_json) {
+            say(&page);
+        }
         let before = resume.then(|| History::read(&config.output.folder));
         // What cannot be read is said by the run itself.
         let history = before.and_then(Result::ok).unwrap_or_default();
         let state = Mutex::new(ScreenState::new(history, Eta::new(config)));
-        Self { is_quiet, is_json, begun: Instant::now(), state }
+        let held_back = Mutex::new(Vec::new());
+        Self { is_quiet, is_json, begun: Instant::now(), state, dashboard, held_back }
     }
 
     /// Whether text is printed at all.
@@ -83,17 +103,28 @@ impl TrainingScreen {
     pub fn stop(&self, raise: impl FnOnce()) {
         // Locked until the run knows, so that nothing is printed in between.
         let state = self.state();
-        say(state.stopping());
+        if !self.is_dashboard_open() {
+            say(state.stopping());
+        }
         raise();
     }
 
     /// Takes the live line away, also that of a run that failed: before the error is printed.
     pub fn end(&self) {
+        if let Some(dashboard) = &self.dashboard {
+            dashboard.close();
+        }
         clear();
+        let held_back = self.held_back.lock().unwrap_or_else(PoisonError::into_inner);
+        held_back.iter().for_each(|line| say(line));
         let warnings = self.state().warnings;
         if warnings > SHOWN && !self.is_json {
             say(&format!("{WARN}{} more warnings are in the report{WARN:#}", warnings - SHOWN));
         }
+    }
+
+    fn is_dashboard_open(&self) -> bool {
+        self.dashboard.as_ref().is_some_and(OpenDashboard::is_open)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, ScreenState> {
@@ -111,6 +142,14 @@ impl TrainingScreen {
             }
             return;
         }
+        if self.is_dashboard_open() {
+            let warnings = lines.into_iter().filter_map(|line| match line {
+                ScreenLine::Warning(text) => Some(text),
+                ScreenLine::Line(_) => None,
+            });
+            let mut held_back = self.held_back.lock().unwrap_or_else(PoisonError::into_inner);
+            return held_back.extend(warnings);
+        }
         for kept in lines {
             match kept {
                 ScreenLine::Line(line) if !self.is_quiet => say(&line),
@@ -125,13 +164,14 @@ impl TrainingScreen {
 }
 
 /// A line that stays, above the live one.
-fn say(line: &str) {
+pub fn say(line: &str) {
     clear();
     _ = terminal::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 impl ScreenState {
-    fn new(history: History, eta: Eta) -> Self {
+    /// Of a run with this history so far.
+    pub fn new(history: History, eta: Eta) -> Self {
         Self {
             history,
             eta,
@@ -158,7 +198,7 @@ impl ScreenState {
     }
 
     /// Takes an event in that came so many seconds after the beginning; returns the lines that it is worth.
-    fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<ScreenLine> {
+    pub fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<ScreenLine> {
         self.eta.observe(&record.event, secs);
         let ranks_before = self.history.ranks.clone();
         self.history.apply(record.clone());
@@ -231,7 +271,14 @@ impl ScreenState {
         self.warn(&paced.to_string(), cause.hint())
     }
 
-    fn redraw(&mut self) {
+    /// The pace if it is below full: `72 % pace`.
+    pub fn pace_words(&self) -> String {
+        let words = self.pace.as_ref().map(pace).unwrap_or_default().0;
+        anstream::adapter::strip_str(&words).to_string()
+    }
+
+    /// Draws the live line, unless that was done a moment ago.
+    pub fn redraw(&mut self) {
         let mut drawn = self.drawn;
         redraw(&mut drawn, || match &self.history.progress {
             Some(progress) => preparing(progress),
@@ -269,7 +316,7 @@ impl ScreenState {
 }
 
 /// The live line of what comes before training.
-fn preparing(progress: &PhaseProgress) -> ProgressLine {
+pub fn preparing(progress: &PhaseProgress) -> ProgressLine {
     let PhaseProgress { phase, done, total, unit } = progress;
     let name = match phase {
         Phase::Open => "open the model".into(),

@@ -31,7 +31,7 @@ pub fn random_token() -> std::io::Result<String> {
 }
 
 impl WebAccess {
-    pub fn new(token: String, port: u16, hosts: Vec<String>, any_address: bool) -> Self {
+    pub fn new(token: String, port: u16, hosts: &[String], any_address: bool) -> Self {
         let hosts = hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         // Cookies of a host go to all of its ports.
         Self { token, cookie: format!("hearth_{port}"), hosts, any_address }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn hosts_are_ours_by_name_and_whatever_their_port() {
-        let local = WebAccess::new("t".into(), 1, vec![], false);
+        let local = WebAccess::new("t".into(), 1, &[], false);
         for host in
             ["localhost", "LOCALHOST:80", "127.0.0.1:4327", "[::1]:4327", "[::1]", "127.9.9.9"]
         {
@@ -167,9 +167,9 @@ mod tests {
         for host in evil {
             assert!(!local.is_own(host), "{host}");
         }
-        let named = WebAccess::new("t".into(), 1, vec!["Spark.local".into()], false);
+        let named = WebAccess::new("t".into(), 1, &["Spark.local".into()], false);
         assert!(named.is_own("spark.local:4327") && !named.is_own("10.0.0.1:4327"));
-        let all = WebAccess::new("t".into(), 1, vec![], true);
+        let all = WebAccess::new("t".into(), 1, &[], true);
         assert!(
             all.is_own("10.0.0.1:4327") && all.is_own("[fe80::1]:1") && !all.is_own("evil.example")
         );

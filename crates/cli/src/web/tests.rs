@@ -52,7 +52,7 @@ fn server() -> TestServer {
     fs::write(run.join("config.toml"), "[train]\nsteps = 9\n").unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let access = WebAccess::new(TOKEN.into(), port, vec![], false);
+    let access = WebAccess::new(TOKEN.into(), port, &[], false);
     let root = place.path().canonicalize().unwrap();
     let folders = ServedFolders { roots: vec![root], recipes: Some(vec![]) };
     let server = WebServer::new(folders, access).unwrap();

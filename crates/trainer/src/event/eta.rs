@@ -47,6 +47,19 @@ impl Eta {
         }
     }
 
+    /// Of a run whose job is not known: as if it had nothing to do but steps.
+    pub fn unknown() -> Self {
+        Self {
+            step: 0,
+            total_steps: 0,
+            since: 0.0,
+            recent_steps: VecDeque::new(),
+            validations: RecurringWork::new(Switch::Off),
+            samples: RecurringWork::new(Switch::Off),
+            saves: RecurringWork::new(Switch::Off),
+        }
+    }
+
     /// Takes an event in that came at `secs` of a clock. The time since the last work is this one's, with
     /// the rest that was taken.
     pub fn observe(&mut self, event: &Event, secs: f64) {

@@ -44,6 +44,8 @@ pub struct History {
     pub exports: Vec<ExportRecord>,
     /// The phase that is under way, and how far it is; none while the run trains, and when it is over.
     pub progress: Option<PhaseProgress>,
+    /// Seconds since 1970 of the last event, where that is known.
+    pub time: Option<f64>,
     /// Minutes of training before the part that is read.
     minutes_before: f64,
     attempt: Attempt,
@@ -225,6 +227,7 @@ impl History {
     /// Takes in what happened next.
     pub fn apply(&mut self, EventRecord { event, time }: EventRecord) {
         self.start_attempt(&event);
+        self.time = time.or(self.time);
         match event {
             Event::Begin(begin) => self.begun(begin, time),
             Event::Phase { name } => self.progress = Some(PhaseProgress::begun(name)),

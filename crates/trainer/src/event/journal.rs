@@ -24,6 +24,11 @@ pub fn has_saved(folder: &Path) -> bool {
     has(folder, |event| matches!(event, Event::Checkpoint { .. }))
 }
 
+/// Whether anything ever happened in a folder.
+pub fn has_any(folder: &Path) -> bool {
+    has(folder, |_| true)
+}
+
 fn has(folder: &Path, is_it: impl Fn(&Event) -> bool) -> bool {
     let text = read_plain(&folder.join(FILE_NAME)).unwrap_or_default();
     let mut lines = text.split(|byte| *byte == b'\n');

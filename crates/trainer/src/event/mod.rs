@@ -13,6 +13,7 @@
 mod end;
 pub mod eta;
 pub mod figures;
+pub mod find;
 pub mod history;
 mod inbox;
 pub mod journal;

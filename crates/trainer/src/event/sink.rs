@@ -123,7 +123,7 @@ impl<'a> EventSink<'a> {
     /// What was asked of the run and is still to be done. What needed only to be heard is answered now.
     pub fn requests(&self) -> Result<Vec<PendingRequest>> {
         for answer in self.inbox.answers() {
-            self.answer(answer.id, answer.asked, answer.refused)?;
+            self.answer(&answer.id, answer.asked, answer.refused)?;
         }
         Ok(self.inbox.pending())
     }
@@ -136,14 +136,14 @@ impl<'a> EventSink<'a> {
     /// A request is done, or refused with a reason. It is forgotten when that is written down.
     pub fn answer(
         &self,
-        id: String,
+        id: &str,
         asked: Option<RunRequest>,
         refused: Option<String>,
     ) -> Result<()> {
         let step = self.state().step;
-        let answer = RequestAnswer { step, id: id.clone(), asked, refused };
+        let answer = RequestAnswer { step, id: id.into(), asked, refused };
         self.emit(Event::Request(answer))?;
-        self.inbox.forget(&id);
+        self.inbox.forget(id);
         Ok(())
     }
 

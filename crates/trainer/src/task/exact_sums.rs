@@ -1,7 +1,7 @@
 //! Sums of gradients that do not depend on their order, so that any number of ranks gives the same bits. The gradient of
 //! every micro-batch is rounded to a multiple of a fixed power of two and added in f64, which is then exact: integers with
 //! a common exponent. The exponent is fixed, since the largest gradient is known only after all were added. Sums beyond
-//! [`EXACT_BITS`] are rounded as others are; what is not finite stays so.
+//! `EXACT_BITS` are rounded as others are; what is not finite stays so.
 
 use compute::{Dtype, Gradients, ParamKey, Result};
 

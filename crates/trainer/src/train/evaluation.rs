@@ -20,8 +20,11 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// that resumes.
     pub(super) fn evaluate(&mut self) -> Result<()> {
         if !self.progress.is_evaluation_due {
+            if !self.is_sample_asked() {
+                return Ok(());
+            }
             // Its loss is known. Of a run that goes on with another prompt there are no samples of that yet.
-            return if self.is_sample_asked() { self.write_samples() } else { Ok(()) };
+            (self.progress.is_evaluation_due, self.progress.is_validated) = (true, true);
         }
         let (step, config) = (self.progress.step, self.config);
         let is_last = step == self.total_steps;

@@ -45,9 +45,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         self.asked.clear();
         for PendingRequest { id, request } in self.events.requests()? {
             match self.work_of(&request) {
-                Ok(RequestedWork::Nothing) => self.events.answer(id, Some(request), None)?,
+                Ok(RequestedWork::Nothing) => self.events.answer(&id, Some(request), None)?,
                 Ok(_) => self.asked.push(PendingRequest { id, request }),
-                Err(reason) => self.events.answer(id, Some(request), Some(reason))?,
+                Err(reason) => self.events.answer(&id, Some(request), Some(reason))?,
             }
         }
         Ok(())
@@ -105,7 +105,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
                 _ => false,
             };
             if is_done {
-                self.events.answer(id, Some(request), None)?;
+                self.events.answer(&id, Some(request), None)?;
             }
         }
         Ok(())
@@ -115,7 +115,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     pub(super) fn refuse_samples(&mut self, reason: &str) -> Result<()> {
         for PendingRequest { id, request } in std::mem::take(&mut self.asked) {
             if self.work_of(&request) == Ok(RequestedWork::Samples) {
-                self.events.answer(id, Some(request), Some(reason.into()))?;
+                self.events.answer(&id, Some(request), Some(reason.into()))?;
             } else {
                 self.asked.push(PendingRequest { id, request });
             }
@@ -193,12 +193,11 @@ fn with_differences(
 ) -> Vec<KeyChange> {
     for key in CHANGEABLE.into_iter().filter(|key| from.value(key) != to.value(key)) {
         let after = to.value(key).to_owned();
-        match changes.iter_mut().find(|change| change.key == key) {
-            Some(change) => change.after = after,
-            None => {
-                let before = from.value(key).to_owned();
-                changes.push(KeyChange { key: key.to_owned(), before, after });
-            }
+        if let Some(change) = changes.iter_mut().find(|change| change.key == key) {
+            change.after = after;
+        } else {
+            let before = from.value(key).to_owned();
+            changes.push(KeyChange { key: key.to_owned(), before, after });
         }
     }
     changes
@@ -219,7 +218,7 @@ fn refuse_changes(
     for PendingRequest { id, request } in events.requests()? {
         let is_change = changed(config, &request).is_ok_and(|job| is_other(&job, config));
         if is_change {
-            events.answer(id, Some(request), Some(error.with_cause()))?;
+            events.answer(&id, Some(request), Some(error.with_cause()))?;
             n += 1;
         }
     }

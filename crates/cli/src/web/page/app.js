@@ -297,10 +297,12 @@ class NewView {
 
   async follow(name) {
     const [{ runs }, { started }] = await Promise.all([ask('/api/runs'), ask('/api/jobs')]);
-    const run = runs.filter(Boolean).find(it => it.name === name && it.state.kind === 'running');
-    const failed = started.find(it => it.name === name && it.is_over);
+    const over = started.find(it => it.name === name && it.is_over);
+    // A short one may be over before it was seen.
+    const isSeen = it => it.name === name && (it.state.kind === 'running' || over?.said === null);
+    const run = runs.filter(Boolean).find(isSeen);
     if (run && view === this) { clearInterval(this.timer); location.hash = `#/run/${run.id}`; }
-    else if (failed) { clearInterval(this.timer); this.show(null, failed.said || 'the run is over'); }
+    else if (over && over.said !== null) { clearInterval(this.timer); this.show(null, over.said || 'the run is over'); }
   }
 }
 
