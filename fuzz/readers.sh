@@ -3,10 +3,12 @@
 #   fuzz/readers.sh 60 PROGRAMS HEARTH
 # PROGRAMS is the folder of the built fuzz targets, HEARTH the program that runs chat templates. Neither cargo nor a
 # network is needed, so that what was built here can run elsewhere. Corpora grow in fuzz/corpus; inputs that fail, and
-# what was said about them, are in fuzz/failed. READERS="torch image" takes these alone, JOBS=4 so many at once, COPIES=5 so
-# many of each reader of weights, which are the fastest.
+# what was said about them, are in fuzz/failed. JOBS=4 runs so many at once, COPIES=5 so
+# many of each reader of weights, which are the fastest. READERS="torch image" takes these alone, in so many copies.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# A program that reads a template may end before all of it is written: an error like others, as in hearth itself.
+trap "" PIPE
 seconds=${1:-60} programs=$(realpath "$2") hearth=$(realpath "$3")
 # The name of a reader, and its seeds.
 readers='safetensors tests/golden/weights
@@ -53,7 +55,7 @@ running=0
 while read -r reader seeds; do
     [[ $wanted == *" $reader "* ]] || continue
     copies=1
-    [[ $seeds != tests/golden/weights ]] || copies=${COPIES:-1}
+    [[ $seeds != tests/golden/weights && -z ${READERS:-} ]] || copies=${COPIES:-1}
     for copy in $(seq "$copies"); do
         [ $running -lt "${JOBS:-$(nproc)}" ] || { wait -n && running=$((running - 1)); }
         fuzz "$reader" "$seeds" "$copy" &

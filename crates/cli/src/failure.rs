@@ -12,6 +12,8 @@ use machine::RecordingError;
 use trainer::TrainerError;
 use weights::WeightsError;
 
+use crate::dashboard;
+
 /// Everything a command can fail with.
 #[derive(Debug)]
 pub enum Failure {
@@ -35,6 +37,18 @@ pub enum Failure {
     Signal(ctrlc::Error),
     /// A program run beside ours failed.
     Peer { what: String, said: String },
+}
+
+/// A panic is a bug, and ends the program when it is told. That of a decoder is an error like others, and is caught.
+pub fn end_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !trainer::data::is_decoding() {
+            dashboard::restore();
+            tell(panic);
+            std::process::abort();
+        }
+    }));
 }
 
 impl From<io::Error> for Failure {

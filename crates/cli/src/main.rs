@@ -24,6 +24,7 @@ use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
+    failure::end_on_panic();
     if let Some(program) = machine::process::own_program() {
         trainer::text::chat::render_apart(program);
     }

@@ -37,6 +37,13 @@ const READERS: [(&str, fn(&[u8])); 12] = [
 ];
 
 static READER: LazyLock<fn(&[u8])> = LazyLock::new(|| {
+    // As in the program: a decoder that panics has found a damaged file, any other panic is a bug.
+    std::panic::set_hook(Box::new(|panic| {
+        if !trainer::data::is_decoding() {
+            eprintln!("{panic}");
+            std::process::abort();
+        }
+    }));
     let name = std::env::var("HEARTH_READER").expect("HEARTH_READER names the reader");
     let known = READERS.iter().find(|(known, _)| *known == name);
     known.unwrap_or_else(|| panic!("there is no reader {name}")).1

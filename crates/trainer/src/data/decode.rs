@@ -1,8 +1,7 @@
 //! Decodes one image to 8-bit RGB: EXIF orientation applied, transparency over white.
 //!
 //! Files come from strangers. What they may take is limited before anything is decoded: pixels and
-//! bytes of the file by `header`, allocations by `image`. Panics are not caught: a panic that is caught
-//! still prints into the middle of a screen, and hides a bug of a decoder that should be fixed.
+//! bytes of the file by `header`, allocations by `image`. A decoder that panics has found a damaged file, see `contain.rs`.
 //! Tests here feed damaged files to all of them.
 
 use std::fs::{self, File};
@@ -12,6 +11,7 @@ use std::path::Path;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageFormat, ImageReader, RgbImage};
 
+use super::contain::contained;
 use super::header;
 use super::jpeg_scans;
 use super::png_rows::PngImage;
@@ -32,11 +32,11 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     }
     let file = BufReader::new(file);
     let pixels = if header.format == ImageFormat::Png {
-        PngImage::open(file).and_then(PngImage::decode).map_err(explain)?
+        contained(|| PngImage::open(file).and_then(PngImage::decode))?.map_err(explain)?
     } else {
         let mut reader = ImageReader::with_format(file, header.format);
         reader.limits(header.limits());
-        over_white(reader.decode().map_err(explain)?)
+        over_white(contained(|| reader.decode())?.map_err(explain)?)
     };
     Ok(oriented(pixels, header.orientation))
 }

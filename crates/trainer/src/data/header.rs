@@ -15,6 +15,7 @@ use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 use image::{ImageDecoder, ImageError, ImageFormat, Limits};
 
+use super::contain::contained;
 use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use super::sniff;
@@ -64,7 +65,7 @@ pub(super) fn read(path: &Path) -> Result<ImageHeader, ProblemKind> {
     match about.len() {
         0 => Err(ProblemKind::ZeroBytes),
         bytes if bytes > MOST_BYTES => Err(ProblemKind::TooLong { bytes, most: MOST_BYTES }),
-        bytes => ImageFile { file: BufReader::new(file), bytes }.header(),
+        bytes => contained(|| ImageFile { file: BufReader::new(file), bytes }.header())?,
     }
 }
 

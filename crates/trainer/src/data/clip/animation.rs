@@ -12,6 +12,7 @@ use image::{AnimationDecoder, DynamicImage, Frames, ImageDecoder, ImageFormat, I
 
 use super::timing::{SECOND_US, shown};
 use super::{ClipSegment, FrameFn, MOST_FRAMES};
+use crate::data::contain::contained;
 use crate::data::decode::over_white;
 use crate::data::header::{self, ImageHeader};
 use crate::data::problem::ProblemKind;
@@ -63,11 +64,12 @@ pub(super) fn read(
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
     let bytes = file.metadata().map_or(0, |about| about.len());
     let explain = |error| header::explain(error, bytes);
-    let mut decoded = decoded_frames(BufReader::new(file), &header).map_err(explain)?;
+    let decoded = contained(|| decoded_frames(BufReader::new(file), &header))?;
+    let mut decoded = decoded.map_err(explain)?;
     let mut wanted = (start..start + frames).map(|at| shown(ends_us, at, fps)).peekable();
     for number in 0.. {
         let Some(next) = wanted.peek() else { break };
-        let Some(frame) = decoded.next() else { break };
+        let Some(frame) = contained(|| decoded.next())? else { break };
         let frame = frame.map_err(explain)?;
         if number < *next {
             continue;
