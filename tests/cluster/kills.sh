@@ -4,6 +4,7 @@
 #   tests/cluster/kills.sh target/release/hearth [TIMES] [SEED]
 set -euo pipefail
 hearth=$(realpath "$1")
+source "$(dirname "$(realpath "$0")")/job.sh"
 times=${2:-30}
 seed=${3:-$RANDOM}
 RANDOM=$seed
@@ -14,31 +15,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
 secs=()
 limit=180 # Seconds after which a run hangs.
 cd "$here"
-seq 1 20000 > text.txt
-cat > job.toml <<'JOB'
-[base]
-path = "tiny"
-random_init = true
-dtype = "f32"
-[text]
-path = "text.txt"
-length = 32
-[adapter]
-kind = "full"
-[train]
-steps = 40
-batch_size = 6
-[optimizer]
-learning_rate = 1e-3
-[output]
-folder = "run"
-save_every = 10
-JOB
+write_job 10
 now() { date +%s.%N; }
-steps() { cat "$1/events.jsonl" 2> /dev/null | grep -c '"event":"step"' || true; }
-losses() {
-    grep -o '"event":"step","step":[0-9]*,"loss":[0-9.]*' "$1/events.jsonl" | cut -d: -f3- | sort -t, -k1,1n -u
-}
 
 # The process of a rank: with MPICH the child of the one that its launcher knows.
 process_of() {

@@ -6,6 +6,7 @@
 #   tests/cluster/two-nodes.sh target/release/hearth scale                  speed together, the second node at 100, 50 and 25 %
 set -euo pipefail
 hearth=$(realpath "$1")
+source "$(dirname "$(realpath "$0")")/job.sh"
 mode=$2
 times=${3:-3}
 seed=${4:-$RANDOM}
@@ -49,32 +50,7 @@ tc -n hearth-a qdisc add dev to-b root tbf rate 1gbit burst 256kb latency 50ms
 tc -n hearth-b qdisc add dev to-a root tbf rate 1gbit burst 256kb latency 50ms
 
 cd "$here"
-seq 1 20000 > text.txt
-cat > job.toml <<'JOB'
-[base]
-path = "tiny"
-random_init = true
-dtype = "f32"
-[text]
-path = "text.txt"
-length = 32
-[adapter]
-kind = "full"
-[train]
-steps = 40
-batch_size = 6
-[optimizer]
-learning_rate = 1e-3
-[output]
-folder = "run"
-save_every = "off"
-JOB
-losses() {
-    grep -o '"event":"step","step":[0-9]*,"loss":[0-9.]*' "$1/events.jsonl" | cut -d: -f3- | sort -t, -k1,1n -u
-}
-steps() {
-    cat run/events.jsonl 2> /dev/null | grep -c '"event":"step"' || true
-}
+write_job '"off"'
 
 failed() {
     echo "FAILED: $1"
@@ -99,7 +75,7 @@ until_true() {
     done
 }
 
-has_steps() { [ "$(steps)" -ge "$1" ]; }
+has_steps() { [ "$(steps run)" -ge "$1" ]; }
 is_said() { grep -q "$1" out.txt; }
 
 # Every loss is that of one process, but for the order of sums.
@@ -118,7 +94,7 @@ pull() {
         sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
         ip -n hearth-b link set to-a down
         pulled=$(date +%s.%N)
-        taken=$(steps)
+        taken=$(steps run)
         until_true is_said 'is gone'
         noticed=$(date +%s.%N)
         until_true is_said 'the run goes on'
