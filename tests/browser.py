@@ -106,7 +106,8 @@ def checkpoints(run):
 
 
 def events(run, kind):
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().split("\n") if line]
+    # The last line may be half written.
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().split("\n")[:-1]]
     return [it for it in lines if it["event"] == kind]
 
 

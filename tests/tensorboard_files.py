@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def events(run):
-    return [json.loads(line) for line in (run / "events.jsonl").read_text().split("\n") if line]
+    """Whole lines: the last one may be half written."""
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().split("\n")[:-1]]
 
 
 def read(run):
@@ -46,16 +47,16 @@ def image_run(hearth, place):
            "--set=sample.prompts=['neon style, a red star']", "--set=sample.every=5", "--set=sample.steps=2"]
     # A run that is killed after a checkpoint takes some steps twice; the later ones count.
     broken = subprocess.Popen([*job, "--steps=1000000"])
-    while not run.exists() or not (run / "events.jsonl").exists() or sum(it["event"] == "step" for it in events(run)[:-1]) < 7:
+    while not run.exists() or not (run / "events.jsonl").exists() or sum(it["event"] == "step" for it in events(run)) < 7:
         assert broken.poll() is None
     broken.kill()
     broken.wait()
-    lost = max(it["step"] for it in events(run)[:-1] if it["event"] == "step")
+    lost = max(it["step"] for it in events(run) if it["event"] == "step")
     saved = sorted((run / "checkpoints").glob("step-*"))[-1]
     assert int(saved.name.split("-")[1]) <= lost, (saved, lost)
     going = subprocess.Popen([*job, "--steps=1000000", "--resume"])
-    begins = lambda: [it for it in events(run)[:-1] if it["event"] == "begin"]
-    while len(begins()) < 2 or events(run)[-2].get("step", 0) < lost + 3:
+    begins = lambda: [it for it in events(run) if it["event"] == "begin"]
+    while len(begins()) < 2 or events(run)[-1].get("step", 0) < lost + 3:
         assert going.poll() is None
     going.terminate()
     going.wait()
