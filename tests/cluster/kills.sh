@@ -89,8 +89,9 @@ while [ $n -le "$times" ]; do
         [ -n "$strict" ] || [ "$taken" = 0 ] || failed "ended with $code"
         grep -q '^error: ' out.txt || failed "no error"
         end="stops"
-        resume=$([ -d run/checkpoints ] && echo --resume || true)
-        saved=$({ ls run/checkpoints 2> /dev/null || true; } | tail -1 | tr -dc 0-9)
+        # By the first rank, or by another when that one is gone.
+        saved=$({ ls -d run/checkpoints/* run/ranks/*/checkpoints/* 2> /dev/null || true; } | grep -o 'step-[0-9]*$' | sort | tail -1 | tr -dc 0-9 || true)
+        resume=${saved:+--resume}
         [ "$((10#${saved:-0}))" -ge "$taken" ] || failed "$taken steps taken, $saved saved"
         [ -n "$resume" ] || rm -rf run
         train $resume >> out.txt 2>&1 || failed "cannot be resumed"

@@ -28,8 +28,9 @@ pub struct Pending<T> {
 }
 
 impl Communication {
-    /// Loads the launcher's library and starts it, on a thread of its own.
-    pub fn start(launched: Launched) -> Result<Self> {
+    /// Loads the launcher's library and starts it, on a thread of its own. That waits for all ranks, as long as they are
+    /// there.
+    pub fn start(launched: Launched, heartbeat: Option<Heartbeat>) -> Result<Self> {
         let (jobs, received) = mpsc::channel::<Job>();
         let (started, when_started) = mpsc::channel();
         let serve = move || {
@@ -45,7 +46,7 @@ impl Communication {
         };
         let spawned = thread::Builder::new().name("communication".into()).spawn(serve);
         spawned.map_err(|error| call_failed(error.to_string()))?;
-        when_started.recv().unwrap_or_else(|_| Err(call_failed("its thread has ended".into())))?;
+        Pending { done: when_started, heartbeat }.wait()?;
         Ok(Self { jobs })
     }
 

@@ -9,6 +9,8 @@ pub struct Launched {
     pub launcher: Launcher,
     /// Ranks that it started.
     pub size: usize,
+    /// This one's number among them, where it says so.
+    pub rank: Option<usize>,
     /// This one's number among those on this machine.
     pub local_rank: usize,
     /// Ranks on this machine.
@@ -45,12 +47,19 @@ impl Launched {
         let (launcher, size) = number("OMPI_COMM_WORLD_SIZE")
             .map(|size| (Launcher::OpenMpi, size))
             .or_else(|| number("PMI_SIZE").map(|size| (Launcher::Hydra, size)))?;
-        let (rank, ranks) = match launcher {
-            Launcher::OpenMpi => ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-            Launcher::Hydra => ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        let [rank, local_rank, local_size] = match launcher {
+            Launcher::OpenMpi => {
+                ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"]
+            }
+            Launcher::Hydra => ["PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         };
-        let local_size = number(ranks).unwrap_or(1).max(1);
-        Some(Self { launcher, size, local_rank: number(rank).unwrap_or(0), local_size })
+        Some(Self {
+            launcher,
+            size,
+            rank: number(rank).filter(|rank| *rank < size),
+            local_rank: number(local_rank).unwrap_or(0),
+            local_size: number(local_size).unwrap_or(1).max(1),
+        })
     }
 }
 
@@ -60,16 +69,18 @@ mod tests {
 
     #[test]
     fn launchers_are_known_by_their_variables() {
-        let with = |all: &'static [(&str, &str)]| {
+        let with = |all: &[(&str, &str)]| {
             Launched::from_variables(|name| {
                 all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
             })
         };
-        let found =
-            |launcher, size| Some(Launched { launcher, size, local_rank: 0, local_size: 1 });
+        let found = |launcher, size, rank| {
+            Some(Launched { launcher, size, rank, local_rank: 0, local_size: 1 })
+        };
         assert_eq!(with(&[]), None);
-        assert_eq!(with(&[("OMPI_COMM_WORLD_SIZE", "3")]), found(Launcher::OpenMpi, 3));
-        assert_eq!(with(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")]), found(Launcher::Hydra, 2));
+        assert_eq!(with(&[("OMPI_COMM_WORLD_SIZE", "3")]), found(Launcher::OpenMpi, 3, None));
+        let hydra = [("PMI_SIZE", "2"), ("PMI_RANK", "1")];
+        assert_eq!(with(&hydra), found(Launcher::Hydra, 2, Some(1)));
         assert_eq!(with(&[("PMI_SIZE", "many")]), None);
         let hydra = [("PMI_SIZE", "3"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
         let found = Launched::from_variables(|name| {

@@ -35,33 +35,36 @@ impl World {
     /// Joins the ranks that a launcher started; none if this process was started alone.
     pub fn join() -> Result<Option<Self>> {
         let Some(launched) = Launched::detect() else { return Ok(None) };
-        let communication = Communication::start(launched)?;
+        // Before the library starts, which waits for all ranks: one that dies until then is noticed as well.
+        let heartbeat = launched.rank.map(supervisor_heartbeat).transpose()?.flatten();
+        let joined = Self::join_with(launched, heartbeat.clone());
+        if let (Err(_), Some(heartbeat)) = (&joined, &heartbeat) {
+            leave_failed(heartbeat);
+        }
+        joined.map(Some)
+    }
+
+    fn join_with(launched: Launched, heartbeat: Option<Heartbeat>) -> Result<Self> {
+        let communication = Communication::start(launched, heartbeat.clone())?;
         let ask = |mpi: &Mpi| Ok((mpi.rank()?, mpi.size()?, mpi.version()?));
-        let (rank, size, library) = communication.call(None, ask).wait()?;
+        let (rank, size, library) = communication.call(heartbeat.clone(), ask).wait()?;
         // An MPI that does not belong to the launcher is a world of its own.
         if size != launched.size {
             let (launcher, expected) = (launched.launcher.name(), launched.size);
             return Err(ClusterError::World { launcher, expected, library, size });
         }
-        let mut world =
-            Self { communication, launched, rank, size, library, heartbeat: None, hub: None };
-        if world.is_shared() {
+        let mut world = Self { communication, launched, rank, size, library, heartbeat, hub: None };
+        if world.is_shared() && world.heartbeat.is_none() {
             world.hub = world.begin_heartbeat()?;
         }
-        Ok(Some(world))
+        Ok(world)
     }
 
     /// Connects to the supervisor, or to a hub of the first rank, which is returned there. Without a way to it the ranks train all the
     /// same, and a rank that dies is their launcher's to notice.
     fn begin_heartbeat(&mut self) -> Result<Option<Hub>> {
-        if let Some(SupervisorAddress { addresses, token }) = SupervisorAddress::from_environment()
-        {
-            let connected = Heartbeat::connect(&addresses, &token, self.rank);
-            let heartbeat = connected.map_err(|source| ClusterError::NoSupervisor {
-                address: addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-                source,
-            })?;
-            self.heartbeat = Some(heartbeat);
+        self.heartbeat = supervisor_heartbeat(self.rank)?;
+        if self.heartbeat.is_some() {
             return Ok(None);
         }
         let (mut told, mut own) = (Vec::new(), None);
@@ -186,9 +189,26 @@ impl Drop for World {
         // The others hear of this one's end before they hear nothing any more.
         let _hub = self.hub.take();
         if let Some(heartbeat) = &self.heartbeat {
-            // One that ends because another is gone can go on without it.
-            let is_lost = heartbeat.check().is_err();
-            heartbeat.leave(if is_lost { RankWord::Paused } else { RankWord::Failed });
+            leave_failed(heartbeat);
         }
     }
+}
+
+/// Connects to the supervisor, if there is one.
+fn supervisor_heartbeat(rank: usize) -> Result<Option<Heartbeat>> {
+    let Some(SupervisorAddress { addresses, token }) = SupervisorAddress::from_environment() else {
+        return Ok(None);
+    };
+    let connected = Heartbeat::connect(&addresses, &token, rank);
+    let heartbeat = connected.map_err(|source| ClusterError::NoSupervisor {
+        address: addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        source,
+    })?;
+    Ok(Some(heartbeat))
+}
+
+/// Says that this rank ends and why: one that ends because another is gone can go on without it.
+fn leave_failed(heartbeat: &Heartbeat) {
+    let is_lost = heartbeat.check().is_err();
+    heartbeat.leave(if is_lost { RankWord::Paused } else { RankWord::Failed });
 }

@@ -22,11 +22,19 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a launcher may take to end after its ranks. Measured: Open MPI 5 never ends by itself when a cable is pulled.
 const LAUNCHER_END: Duration = Duration::from_secs(2);
 
+/// How long ranks may take to say hello after the first of them. Chosen: far more than a program takes to start on a slow
+/// disk; one that died before it could is noticed then.
+const HELLO: Duration = Duration::from_secs(60);
+
 /// The ranks of one start.
 pub struct SupervisedRun {
     launcher: Child,
     hub: Hub,
     events: Receiver<HubEvent>,
+    /// Ranks that have not said hello.
+    awaited: BTreeSet<usize>,
+    /// When the first did.
+    first_hello: Option<Instant>,
     /// Ranks that have said hello and are not gone.
     here: BTreeSet<usize>,
     lost: Vec<usize>,
@@ -72,6 +80,8 @@ impl SupervisedRun {
             launcher,
             hub,
             events,
+            awaited: (0..ranks).collect(),
+            first_hello: None,
             here: BTreeSet::new(),
             lost: Vec::new(),
             is_failed: false,
@@ -92,6 +102,7 @@ impl SupervisedRun {
             let is_over = self.launcher.try_wait().ok().flatten();
             let n_lost = self.lost.len();
             self.hear();
+            self.give_up_awaited();
             for rank in &self.lost[n_lost..] {
                 notice(Notice::Lost { rank: *rank, node: roster.name_of(*rank) });
             }
@@ -120,7 +131,11 @@ impl SupervisedRun {
     fn hear(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                HubEvent::Joined(rank) => drop(self.here.insert(rank)),
+                HubEvent::Joined(rank) => {
+                    self.first_hello.get_or_insert_with(Instant::now);
+                    self.awaited.remove(&rank);
+                    self.here.insert(rank);
+                }
                 HubEvent::Left(rank, word) => {
                     self.here.remove(&rank);
                     self.is_failed |= word == RankWord::Failed;
@@ -131,6 +146,17 @@ impl SupervisedRun {
                     self.lost.push(rank);
                 }
             }
+        }
+    }
+
+    /// Takes ranks for lost that did not say hello in time: they died before they could.
+    fn give_up_awaited(&mut self) {
+        if self.first_hello.is_none_or(|first| first.elapsed() < HELLO) {
+            return;
+        }
+        for rank in std::mem::take(&mut self.awaited) {
+            self.hub.tell(HubWord::Lost(rank));
+            self.lost.push(rank);
         }
     }
 

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use weights::write::{sync_folder, write_whole};
 
-use super::{TrainOptions, checkpoint, requests};
+use super::{TrainOptions, checkpoint, data_parallel, requests};
 use crate::config::adapter::AdapterKind;
 use crate::config::cluster::RankPart;
 use crate::config::{self, RawConfig, RunConfig};
@@ -74,6 +74,9 @@ impl RunFolder {
         fs::create_dir_all(path).map_err(failed)?;
         let lock = RunLock::take(path).map_err(failed)?;
         let lock = lock.ok_or_else(|| TrainerError::FolderBusy { path: path.into() })?;
+        if options.resume {
+            data_parallel::take_newest(path)?;
+        }
         let was_saved = journal::has_saved(path);
         match (options.resume, is_saved()) {
             (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),

@@ -1,10 +1,11 @@
 //! The folder that a rank writes: the run's, or one of its own; and the checkpoint that all ranks resume from.
 
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use cluster::{World, supervisor};
+use weights::plain_file::{open_plain, read_plain};
 use weights::write::AtomicFile;
 
 use super::super::folder::{self, RunFolder};
@@ -31,6 +32,9 @@ pub fn open_folder(
     if is_first(world) {
         output_folder::check(config, &[])?;
     }
+    if is_first(world) && !options.resume && !supervisor::is_restarted() {
+        clear_ranks(run, world.map_or(1, World::size))?;
+    }
     let Some(world) = world else { return RunFolder::open(run, options) };
     let part = RankPart { rank: world.rank(), size: world.size() };
     let own = if is_first(Some(world)) { run.clone() } else { rank_folder(run, world.rank()) };
@@ -53,13 +57,45 @@ pub fn open_folder(
 
 /// The rank that has the newest checkpoint, which all resume from: the first, or the one that saved when the first was lost.
 fn newest_checkpoint(world: &World, own: &Path, options: TrainOptions) -> Result<Option<usize>> {
-    let is_looked_for = supervisor::is_restarted() || (options.resume && is_first(Some(world)));
+    let inputs = world.gather(&read_plain(&own.join(identity::INPUTS)).unwrap_or_default())?;
+    let is_of_run = inputs[0].is_empty() || inputs[world.rank()] == inputs[0];
+    let is_looked_for = supervisor::is_restarted() || (options.resume && is_of_run);
     let step = checkpoint::latest_step(own).filter(|_| is_looked_for);
     let mut steps = vec![0; world.size()];
     steps[world.rank()] = step.map_or(0, |step| step.cast_signed() + 1);
     let steps = world.sum(steps)?;
     let newest = steps.iter().copied().max().unwrap_or(0);
     Ok(steps.iter().position(|step| *step == newest).filter(|_| newest > 0))
+}
+
+/// Takes over the newest checkpoint that another rank has left in the run's folder: it saved when the first was lost.
+pub fn take_newest(run: &Path) -> Result<()> {
+    let inputs = |folder: &Path| read_plain(&folder.join(identity::INPUTS)).ok();
+    let of_run = inputs(run);
+    let ranks = fs::read_dir(run.join(FOLDER)).into_iter().flatten().flatten();
+    let ranks = ranks.map(|entry| entry.path()).filter(|rank| inputs(rank) == of_run);
+    let saved = ranks.filter_map(|rank| Some((checkpoint::latest_step(&rank)?, rank)));
+    let newest = saved.max().filter(|(step, _)| Some(*step) > checkpoint::latest_step(run));
+    let Some((step, rank)) = newest.filter(|_| of_run.is_some()) else { return Ok(()) };
+    for name in checkpoint_files(&rank, step) {
+        let path = rank.join(&name);
+        let failed = |source| TrainerError::Io { what: "read", path: path.clone(), source };
+        let mut from = open_plain(&path).map_err(failed)?;
+        let to = run.join(&name);
+        fs::create_dir_all(to.parent().unwrap_or(run)).map_err(failed)?;
+        let mut file = AtomicFile::create(&to)?;
+        io::copy(&mut from, &mut file).map_err(failed)?;
+        file.commit()?;
+    }
+    Ok(())
+}
+
+/// Removes what ranks beyond so many have left in the folder of a run that begins anew.
+fn clear_ranks(run: &Path, size: usize) -> Result<()> {
+    let entries = fs::read_dir(run.join(FOLDER)).into_iter().flatten().flatten();
+    let kept: Vec<PathBuf> = (1..size).map(|rank| rank_folder(run, rank)).collect();
+    let stale = entries.map(|entry| entry.path()).filter(|path| !kept.contains(path));
+    stale.filter(|path| path.is_dir()).try_for_each(|path| clear(&path))
 }
 
 /// Where a rank but the first writes.
@@ -97,12 +133,17 @@ fn copy_checkpoint(world: &World, folder: &Path, source: usize, is_resumed: bool
 /// The last checkpoint and what it is compared with, by their names in the run's folder.
 fn resumed_files(run: &Path) -> Vec<String> {
     let kept = [folder::CONFIG, identity::INPUTS].map(str::to_owned);
-    let checkpoint = checkpoint::latest_step(run).map(checkpoint::path);
-    let files = checkpoint.iter().flat_map(|checkpoint| {
-        let listed = fs::read_dir(run.join(checkpoint)).into_iter().flatten().flatten();
-        listed.map(|entry| checkpoint.join(entry.file_name()).to_string_lossy().into_owned())
-    });
+    let files = checkpoint::latest_step(run).map(|step| checkpoint_files(run, step));
+    let files = files.into_iter().flatten();
     kept.into_iter().chain(files).filter(|name| run.join(name).is_file()).collect()
+}
+
+/// The files of a checkpoint, by their names in the run's folder.
+fn checkpoint_files(run: &Path, step: u64) -> Vec<String> {
+    let checkpoint = checkpoint::path(step);
+    let listed = fs::read_dir(run.join(&checkpoint)).into_iter().flatten().flatten();
+    let name = |entry: fs::DirEntry| checkpoint.join(entry.file_name());
+    listed.map(|entry| name(entry).to_string_lossy().into_owned()).collect()
 }
 
 /// Its length, then its bytes in pieces.
@@ -133,4 +174,38 @@ fn receive_file(world: &World, path: &Path, source: usize) -> Result<()> {
     }
     file.commit()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(folder: &Path, step: u64, inputs: &str) {
+        let checkpoint = folder.join(checkpoint::path(step));
+        fs::create_dir_all(&checkpoint).unwrap();
+        fs::write(checkpoint.join("progress.json"), format!("{step}")).unwrap();
+        fs::write(folder.join(identity::INPUTS), inputs).unwrap();
+    }
+
+    #[test]
+    fn a_run_resumes_from_what_another_rank_saved_when_the_first_was_lost() {
+        let run = tempfile::tempdir().unwrap();
+        save(run.path(), 10, "this job");
+        take_newest(run.path()).unwrap();
+        assert_eq!(checkpoint::latest_step(run.path()), Some(10));
+        for (rank, step, inputs) in [(1, 12, "this job"), (2, 13, "this job"), (3, 20, "another")] {
+            save(&rank_folder(run.path(), rank), step, inputs);
+        }
+        take_newest(run.path()).unwrap();
+        assert_eq!(checkpoint::latest_step(run.path()), Some(13));
+        let progress = run.path().join(checkpoint::path(13)).join("progress.json");
+        assert_eq!(fs::read_to_string(progress).unwrap(), "13");
+        // What is older, or of ranks that a new run does not have, is left or removed.
+        save(run.path(), 30, "this job");
+        take_newest(run.path()).unwrap();
+        assert_eq!(checkpoint::latest_step(run.path()), Some(30));
+        clear_ranks(run.path(), 3).unwrap();
+        let left = [1, 2, 3].map(|rank| rank_folder(run.path(), rank).exists());
+        assert_eq!(left, [true, true, false]);
+    }
 }

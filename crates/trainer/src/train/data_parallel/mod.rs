@@ -21,7 +21,7 @@ use cluster::heartbeat::Heartbeat;
 use serde::{Deserialize, Serialize};
 use weights::WeightsError;
 
-pub use self::folder::open_folder;
+pub use self::folder::{open_folder, take_newest};
 use self::speed::{RankTimes, StepShares};
 use super::checkpoint::TrainProgress;
 use super::identity::Identity;
