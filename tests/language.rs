@@ -60,6 +60,37 @@ fn sampled(base: &Path, more: &[&str]) -> String {
     printed(&[&common, more].concat())
 }
 
+/// A compressed model, two steps old.
+const COMPRESSED: &str = "
+[base]
+path = 'tiny'
+random_init = true
+[text]
+path = 'text.txt'
+length = 48
+[compress]
+keep_one_in = 4
+[adapter]
+kind = 'full'
+[train]
+steps = 2
+[output]
+folder = 'run'
+";
+
+#[test]
+fn a_compressed_model_says_how_much_faster_it_is() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("text.txt"), "the quick brown fox. ".repeat(40)).unwrap();
+    let job = folder.path().join("job.toml");
+    fs::write(&job, COMPRESSED).unwrap();
+    printed(&["train", text(&job), "--device", "cpu", "--quiet"]);
+    let base = folder.path().join("run/model");
+    let asked = ["--device", "cpu", "--max-tokens", "12", "--json"];
+    let sample: Value = serde_json::from_str(&sampled(&base, &asked)).unwrap();
+    assert!(sample["uncompressed_tokens_per_sec"].as_f64().unwrap() > 0.0, "{sample}");
+}
+
 #[test]
 fn a_text_goes_to_standard_output() {
     let folder = TempDir::new().unwrap();

@@ -226,7 +226,7 @@ pub fn run(arguments: &SampleArgs, out: &mut dyn Write) -> Result<CommandOutcome
                 base.add_adapter(adapter)?;
             }
             let tokenizer = Tokenizer::open(&arguments.base)?;
-            text::run(arguments, &*base, tokenizer, out)
+            text::run(arguments, &*base, &tokenizer, out)
         }
         OpenModel::Compressed(base) => text::run_compressed(arguments, &base, out),
         OpenModel::Image(pipeline) => sample_images(arguments, *pipeline, out),

@@ -20,7 +20,9 @@ section! {
         /// Discount of rewards of later tokens; 1 gives every choice the reward of the whole sequence
         discount: f64 = Default(0.9), Within(0.0, 1.0);
         /// Weight of the policy's loss
-        policy_weight: f64 = Default(1.0), AtLeast(0.0);
+        policy_weight: f64 = Default(0.01), AtLeast(0.0);
+        /// How much the policy's logits are drawn to zero, so that it goes on trying: larger chooses later, and less surely
+        exploration: f64 = Default(0.001), AtLeast(0.0);
         /// Weight of the loss of the narrow layers' own prediction (early exit), which rewards are measured against
         early_weight: f64 = Default(0.1), AtLeast(0.0);
         /// Temperature of Gumbel-softmax, for the estimator `gumbel`
@@ -56,8 +58,17 @@ words!(Estimator {
 });
 
 /// Keys that mean something only where a policy is trained.
-const POLICY_KEYS: [&str; 4] =
-    ["compress.estimator", "compress.discount", "compress.policy_weight", "compress.temperature"];
+const POLICY_KEYS: [&str; 5] = [
+    "compress.estimator",
+    "compress.discount",
+    "compress.policy_weight",
+    "compress.exploration",
+    "compress.temperature",
+];
+
+/// Of these, keys of estimators that have advantages.
+const ADVANTAGE_KEYS: [&str; 3] =
+    ["compress.discount", "compress.policy_weight", "compress.exploration"];
 
 impl CompressConfig {
     /// A number that belongs to another choice would be ignored, so it is refused.
@@ -74,12 +85,14 @@ impl CompressConfig {
                 )?;
             }
         } else if config.estimator == Estimator::Gumbel {
-            for key in ["compress.discount", "compress.policy_weight"] {
+            for key in ADVANTAGE_KEYS {
                 rows.leave_out(key, "compress.estimator = \"gumbel\"")?;
             }
         } else {
             if config.estimator == Estimator::Ratio {
-                rows.leave_out("compress.discount", "compress.estimator = \"ratio\"")?;
+                for key in ADVANTAGE_KEYS {
+                    rows.leave_out(key, "compress.estimator = \"ratio\"")?;
+                }
             }
             let estimator = format!("compress.estimator = {}", rows.value("compress.estimator"));
             rows.leave_out("compress.temperature", &estimator)?;
@@ -89,7 +102,16 @@ impl CompressConfig {
 
     /// How the model is trained.
     pub fn training(&self) -> CompressorTraining {
-        let Self { estimator, discount, policy_weight, early_weight, temperature, .. } = *self;
-        CompressorTraining { estimator, discount, policy_weight, early_weight, temperature }
+        let Self {
+            estimator, discount, policy_weight, exploration, early_weight, temperature, ..
+        } = *self;
+        CompressorTraining {
+            estimator,
+            discount,
+            policy_weight,
+            exploration,
+            early_weight,
+            temperature,
+        }
     }
 }

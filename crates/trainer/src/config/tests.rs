@@ -68,6 +68,7 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "compress.discount=0.5",
     "compress.policy_weight=2",
     "compress.early_weight=0.2",
+    "compress.exploration=0.1",
     "compress.window=32",
     "compress.layers=3",
     "compress.width=128",

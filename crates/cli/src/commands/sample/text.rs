@@ -18,6 +18,7 @@ use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
+use crate::terminal;
 
 /// How texts are generated.
 #[derive(Debug, clap::Args)]
@@ -65,6 +66,9 @@ struct TextSampleReport {
     peak_bytes: usize,
     limit_bytes: usize,
     texts: Vec<TextSampleRow>,
+    /// Of a compressed model whose trunk sees all tokens: what compression is measured against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uncompressed_tokens_per_sec: Option<f64>,
     secs: f64,
 }
 
@@ -96,24 +100,42 @@ pub fn run_compressed(
     }
     let has_own = arguments.base.join("tokenizer.json").exists();
     let tokenizer = if has_own { Tokenizer::open(&arguments.base)? } else { Tokenizer::bytes() };
-    run(arguments, base, tokenizer, out)
+    run_beside(arguments, base, Some(&base.uncompressed()?), &tokenizer, out)
 }
 
+/// A language model.
 pub fn run<B: GenerativeBase>(
     arguments: &SampleArgs,
     base: &B,
-    tokenizer: Tokenizer,
+    tokenizer: &Tokenizer,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    run_beside(arguments, base, None, tokenizer, out)
+}
+
+/// The same, and how fast another model is at it.
+fn run_beside<B: GenerativeBase>(
+    arguments: &SampleArgs,
+    base: &B,
+    other: Option<&B>,
+    tokenizer: &Tokenizer,
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     refuse_images(arguments)?;
     let prompts = arguments.prompts()?;
-    let requests = requests(arguments, base, &tokenizer, &prompts)?;
+    let requests = requests(arguments, base, tokenizer, &prompts)?;
     let (limit_bytes, precision) =
         (arguments.engine.limit_bytes(arguments.limit)?, arguments.formats.precision());
     let peak_bytes =
         plan_generation(base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
-    let mut report = TextSampleReport { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
+    let mut report = TextSampleReport {
+        peak_bytes,
+        limit_bytes,
+        texts: Vec::new(),
+        uncompressed_tokens_per_sec: None,
+        secs: 0.0,
+    };
     if !arguments.plan {
         let interrupted = interrupt::flag()?;
         let device = arguments.engine.open(peak_bytes)?;
@@ -125,7 +147,7 @@ pub fn run<B: GenerativeBase>(
             params: adapters.params,
             base,
             tokenizer,
-            interrupted,
+            interrupted: Arc::clone(&interrupted),
         };
         for (prompt, request) in prompts.iter().zip(&requests) {
             // A file or another program is given the text as it is; a terminal might obey it.
@@ -137,6 +159,11 @@ pub fn run<B: GenerativeBase>(
             };
             report.texts.push(writer.generate(prompt, request, shown)?);
         }
+        drop(writer);
+        if let (Some(other), Some(request)) = (other, requests.first()) {
+            report.uncompressed_tokens_per_sec = speed(arguments, other, request, &interrupted)?;
+            report_speeds(&report);
+        }
     }
     report.secs = begun.elapsed().as_secs_f64();
     if arguments.json {
@@ -146,6 +173,57 @@ pub fn run<B: GenerativeBase>(
         writeln!(out, "{}", render::sample::memory(peak_bytes, limit_bytes))?;
     }
     Ok(CommandOutcome::Done)
+}
+
+/// Tokens that a speed is measured over. Chosen: more than the first few, which are slower, and soon done.
+const TIMED_TOKENS: usize = 64;
+
+/// Tokens per second of a model; none if there is no memory for it.
+fn speed<B: GenerativeBase>(
+    arguments: &SampleArgs,
+    base: &B,
+    request: &GenerationRequest,
+    interrupted: &AtomicBool,
+) -> Result<Option<f64>, Failure> {
+    let max_tokens = request.max_tokens.min(TIMED_TOKENS);
+    let request = GenerationRequest { max_tokens, ..request.clone() };
+    let (limit_bytes, precision) =
+        (arguments.engine.limit_bytes(arguments.limit)?, arguments.formats.precision());
+    let requests = std::slice::from_ref(&request);
+    let planned = plan_generation(base, precision, requests, arguments.engine.kind(), limit_bytes);
+    let peak_bytes = match planned {
+        Ok(peak_bytes) => peak_bytes,
+        Err(TrainerError::TooLarge { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let device = arguments.engine.open(peak_bytes)?;
+    let tick = |_| !interrupted.load(Ordering::Relaxed);
+    let (model, adapters) = base.load_adapted(&device, precision, &tick)?;
+    let (mut first, mut n_tokens) = (None, 0);
+    let mut count = |_| {
+        first.get_or_insert_with(Instant::now);
+        n_tokens += 1;
+        !interrupted.load(Ordering::Relaxed)
+    };
+    // To the end of the measurement, whatever the text says.
+    base.generate(&device, &model, &adapters.params, &request, &|_| false, &mut count)?;
+    let secs = first.map_or(0.0, |first| first.elapsed().as_secs_f64());
+    Ok((n_tokens > 1).then(|| f64::from(n_tokens - 1) / secs))
+}
+
+/// On standard error, where it is no part of a text.
+fn report_speeds(report: &TextSampleReport) {
+    let known = report.texts.iter().filter_map(|text| text.tokens_per_sec);
+    let (n, sum) = known.fold((0.0, 0.0), |(n, sum), speed| (n + 1.0, sum + speed));
+    if let Some(all) = report.uncompressed_tokens_per_sec.filter(|_| n > 0.0) {
+        let speed = sum / n;
+        let text = format!(
+            "{speed:.0} tokens/s, {:.2} times the {all:.0} of a trunk that sees all of them\n",
+            speed / all
+        );
+        // It may be closed; the text is written.
+        _ = terminal::stderr().write_all(text.as_bytes());
+    }
 }
 
 /// What only images have.
@@ -206,7 +284,7 @@ struct LoadedTextModel<'a, B: GenerativeBase> {
     model: B::Model,
     params: Params,
     base: &'a B,
-    tokenizer: Tokenizer,
+    tokenizer: &'a Tokenizer,
     interrupted: Arc<AtomicBool>,
 }
 

@@ -59,6 +59,13 @@ impl CompressedModel {
         Self { path: path.into(), config, training, catalog: None, seed }
     }
 
+    /// The same with a trunk that sees all tokens, to compare speeds with.
+    pub fn uncompressed(&self) -> Result<Self> {
+        let mut all = Self::open(&self.path, self.training)?;
+        all.config.keep_one_in = 1;
+        Ok(all)
+    }
+
     /// What its files hold; nothing for a preset.
     pub fn catalog(&self) -> Option<&Catalog> {
         self.catalog.as_ref()

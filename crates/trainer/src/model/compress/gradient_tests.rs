@@ -169,7 +169,7 @@ impl GradientCase {
         let weights = held.map_or_else(
             || match training.estimator {
                 Estimator::Gumbel => None,
-                Estimator::Ratio => Some(ratio_weights(&drawn, SIZES[1], training)),
+                Estimator::Ratio => Some(ratio_weights(&drawn, SIZES[1])),
                 _ => {
                     let all = advantages(&last, &early, &drawn, masks, training).unwrap();
                     Some(policy_weights(&drawn, &all, masks.targets, training))

@@ -151,6 +151,8 @@ pub struct CompressorTraining {
     pub discount: f64,
     /// Weight of the policy's loss.
     pub policy_weight: f64,
+    /// How much logits are drawn to zero, so that a policy goes on trying.
+    pub exploration: f64,
     /// Weight of the loss of the next token as the narrow layers alone predict it.
     pub early_weight: f64,
     /// Temperature of Gumbel-softmax.
@@ -162,7 +164,8 @@ impl Default for CompressorTraining {
         Self {
             estimator: Estimator::Reinforce,
             discount: 0.9,
-            policy_weight: 1.0,
+            policy_weight: 0.01,
+            exploration: 0.001,
             early_weight: 0.1,
             temperature: 1.0,
         }

@@ -13,10 +13,15 @@
 
 use compute::ops::IGNORE_INDEX;
 
+/// What the least likely position weighs, beside the likeliest.
+const LEAST_WEIGHT: f64 = 1e-200;
+
 /// The gradient of the log probability of `picks`, in their order, with respect to each logit.
 pub fn score(logits: &[f32], picks: &[u32]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weights: Vec<f64> = logits.iter().map(|logit| f64::from(logit - largest).exp()).collect();
+    // Above zero, so that a sum of such weights can be divided by.
+    let weight = |logit: &f32| f64::from(logit - largest).exp().max(LEAST_WEIGHT);
+    let weights: Vec<f64> = logits.iter().map(weight).collect();
     let mut rank = vec![picks.len(); logits.len()];
     for (index, pick) in picks.iter().enumerate() {
         rank[*pick as usize] = index;
@@ -91,6 +96,15 @@ mod tests {
     use super::*;
 
     const LOGITS: [f32; 6] = [0.3, -1.2, 0.9, 0.0, 2.1, -0.4];
+
+    #[test]
+    fn logits_of_any_size_have_a_score() {
+        let logits = [5e3, -5e3, 0.0, -1e30, 2.0, 1.0];
+        for picks in [&[0, 1, 2][..], &[1, 3], &[0, 1, 2, 3, 4, 5]] {
+            let scores = score(&logits, picks);
+            assert!(scores.iter().all(|score| score.is_finite()), "{picks:?}: {scores:?}");
+        }
+    }
 
     /// All draws of `k` of six in their order, with their probabilities.
     fn draws(logits: &[f32], k: usize) -> Vec<(Vec<u32>, f64)> {

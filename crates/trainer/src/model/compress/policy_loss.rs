@@ -34,7 +34,7 @@ pub(super) fn combine(
     let mut advantages = Vec::new();
     if let Some(logits) = &drawn.logits {
         let weights = if training.estimator == Estimator::Ratio {
-            ratio_weights(drawn, inputs.sizes[1], training)
+            ratio_weights(drawn, inputs.sizes[1])
         } else {
             advantages = self::advantages(&last, early, drawn, inputs, training)?;
             policy_weights(drawn, &advantages, inputs.targets, training)
@@ -99,7 +99,7 @@ const RATIO_WEIGHT: f64 = 0.03;
 ///
 /// is least where one position in N is above a half. F counts what a threshold would keep: of the K that are kept it
 /// would be 1/N always, and the loss a constant.
-pub(super) fn ratio_weights(drawn: &Drawn, n: usize, training: &CompressorTraining) -> Vec<f32> {
+pub(super) fn ratio_weights(drawn: &Drawn, n: usize) -> Vec<f32> {
     let n_rows = drawn.kept.len();
     let rows = drawn.logit_values.chunks(n).zip(&drawn.kept);
     let of = |(logits, kept): (&[f32], &Vec<u32>)| {
@@ -107,7 +107,7 @@ pub(super) fn ratio_weights(drawn: &Drawn, n: usize, training: &CompressorTraini
         let above = logits.iter().filter(|logit| **logit > 0.0).count() as f64 / n as f64;
         let slope = one_in / (one_in - 1.0).max(f64::MIN_POSITIVE)
             * ((one_in - 1.0) * above - (1.0 - above));
-        let scale = RATIO_WEIGHT * training.policy_weight * slope / (n * n_rows) as f64;
+        let scale = RATIO_WEIGHT * slope / (n * n_rows) as f64;
         let weight = move |logit: &f32| {
             let p = sigmoid(*logit);
             (scale * p * (1.0 - p)) as f32
@@ -155,7 +155,9 @@ fn advantages_in_group(
     rows.map(|(rewards, first_keys)| returns(rewards, first_keys, training.discount)).collect()
 }
 
-/// What each logit's gradient is, [S, N].
+/// What each logit's gradient is, [S, N]. Half the square of each logit, times `exploration`, is part of the loss: else
+/// logits of positions that are never kept would fall for ever, since Adam makes a small gradient as large as any, and
+/// nothing would be left to try.
 pub(super) fn policy_weights(
     drawn: &Drawn,
     advantages: &[Vec<f64>],
@@ -176,6 +178,9 @@ pub(super) fn policy_weights(
         {
             *weight -= scale * advantage * score;
         }
+    }
+    for (weight, logit) in weights.iter_mut().zip(logits) {
+        *weight += scale * training.exploration * f64::from(*logit);
     }
     weights.into_iter().map(|weight| weight as f32).collect()
 }

@@ -219,15 +219,17 @@ fn what_cannot_be_trained_is_refused() {
     assert!(matches!(error, TrainerError::TooLarge { .. }), "{error}");
 }
 
-/// Words that begin with one of 16 capitals, followed by three letters that it decides, and by dots that say nothing.
+/// Words that begin with one of 16 capitals, followed by three letters that it decides, and by one to three others at
+/// random, which decide nothing.
 fn planted(n_words: usize, seed: u64) -> String {
     let random = RandomSequence::new(seed, 0);
     let word = |at: usize| {
-        let capital = (random.uniform(2 * at) * 16.0) as u8;
-        let letter = |first: u8, shift: u8| (first + (capital >> shift) % 4) as char;
-        let n_dots = 1 + (random.uniform(2 * at + 1) * 3.0) as usize;
-        let letters = [(b'A' + capital) as char, letter(b'a', 0), letter(b'e', 2), letter(b'i', 1)];
-        letters.into_iter().chain(std::iter::repeat_n('.', n_dots)).collect::<String>()
+        let draw = |of: usize, n: f32| (random.uniform(5 * at + of) * n) as u8;
+        let capital = draw(0, 16.0);
+        let letter = |first: u8, shift: u8| first + (capital >> shift) % 4;
+        let decided = [b'A' + capital, letter(b'a', 0), letter(b'e', 2), letter(b'i', 1)];
+        let noise = (2..3 + draw(1, 3.0)).map(|of| b'q' + draw(usize::from(of), 8.0));
+        String::from_utf8(decided.into_iter().chain(noise).collect()).unwrap()
     };
     (0..n_words).map(word).collect()
 }
@@ -250,7 +252,8 @@ fn kept_capitals(folder: &Path, text: &str) -> f64 {
     kept.iter().filter(is_capital).count() as f64 / n_capitals as f64
 }
 
-/// All other tokens follow from the capitals, or say nothing. At random, one capital in four would be kept.
+/// All tokens that a capital decides follow from it, and the rest says nothing. At random, one capital in four would be
+/// kept. The policy must not choose before the model knows what capitals are good for: hence `exploration`.
 #[test]
 #[ignore = "minutes: just sweep"]
 fn a_policy_learns_planted_structure() {
@@ -259,12 +262,15 @@ fn a_policy_learns_planted_structure() {
     let text = format!("text.path={}", place.join("planted.txt").display());
     let settings = [
         "compress.mode=reconstruct",
-        "compress.discount=0.7",
+        "compress.exploration=0.05",
+        "compress.layers=2",
+        "compress.width=64",
         &text,
         "text.length=96",
         "train.steps=900",
         "train.batch_size=8",
         "train.validate_every=900",
+        "optimizer.learning_rate=1e-3",
         "optimizer.warmup_steps=20",
         "optimizer.betas=[0.9, 0.95]",
         "generate.prompts=[]",
@@ -272,8 +278,8 @@ fn a_policy_learns_planted_structure() {
     fs::write(place.join("planted.txt"), planted(4000, 1)).unwrap();
     let run = TestRun::new(place, "run", &settings, None);
     run.end.as_ref().unwrap();
+    assert!(run.losses().iter().all(|loss| loss.is_finite()), "{:?}", run.losses());
     let share = kept_capitals(&place.join("run/model"), &planted(300, 2));
     let last = run.events.iter().filter_map(policy_of).next_back();
-    // The mark is 0.95: docs/compression.md.
-    assert!(share > 0.4, "{share}: {last:?}");
+    assert!(share > 0.95, "{share}: {last:?}");
 }
