@@ -165,6 +165,13 @@ def main():
         check("pause is shown", 30, lambda: browser.js("return document.querySelector('.under .badge')?.textContent || ''") == "paused")
         browser.click("Resume")
         check("and the run goes on", 30, lambda: browser.js("return document.querySelector('.under .badge')?.textContent || ''").startswith("running"))
+        browser.click("Change")
+        browser.js("const key = document.querySelector('dialog select'); key.value = 'output.save_every'; key.dispatchEvent(new Event('change'))")
+        assert browser.js("return document.querySelector('dialog input').value"), "the value of today is shown"
+        browser.js("document.querySelector('dialog input').value = '12345'")
+        browser.click("Change")
+        check("a setting is changed while the run works", 60, lambda: "save_every = 12345 #" in (run / "config.toml").read_text())
+        check("and the run goes on with it", 60, lambda: events(run, "begin")[-1]["from_step"] < events(run, "step")[-1]["step"] and len(events(run, "begin")) > 1)
         browser.js("document.querySelector('.thumb:last-of-type').click()")
         check("an image fills the window, with a slider", 10, lambda: browser.js("return document.querySelector('dialog.full .frame img')?.naturalWidth > 0"))
         if shots:

@@ -371,6 +371,20 @@ impl Device {
         self.launches().zip(before).map(|(after, before)| after - before)
     }
 
+    /// Seconds that a GPU's work waited for copies of offloaded weights so far; none where nobody can tell.
+    pub fn copy_wait_secs(&self) -> Option<f64> {
+        match self.backend() {
+            Backend::Meta | Backend::Cpu(_) | Backend::Gpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.copy_wait_secs()),
+        }
+    }
+
+    /// The same since an earlier answer; none if it did not wait.
+    pub fn copy_wait_secs_since(&self, before: Option<f64>) -> Option<f64> {
+        let since = self.copy_wait_secs().zip(before).map(|(after, before)| after - before);
+        since.filter(|secs| *secs > 0.0)
+    }
+
     /// Arithmetic so far.
     pub fn work(&self) -> WorkStats {
         let mut tally = self.counter();

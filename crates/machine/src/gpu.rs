@@ -68,6 +68,8 @@ pub struct GpuTelemetry {
     pub clock: Reading<Megahertz>,
     /// Share of the last moments in which a kernel ran.
     pub utilisation: Reading<Percent>,
+    /// Share of the last moments in which its memory was read or written.
+    pub memory_utilisation: Reading<Percent>,
     /// Why the clock is below its highest.
     pub throttle: Reading<Vec<ThrottleReason>>,
 }

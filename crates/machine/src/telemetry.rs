@@ -24,6 +24,12 @@ pub struct Telemetry {
     pub watts: Option<f64>,
     /// Whether it runs on its battery.
     pub on_battery: Option<bool>,
+    /// Share of the last moment in which the GPU computed, 0 to 1 (NVIDIA).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_utilisation: Option<f64>,
+    /// Share of the last moment in which the GPU's memory was read or written, 0 to 1 (NVIDIA).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_utilisation: Option<f64>,
 }
 
 /// This process's memory.

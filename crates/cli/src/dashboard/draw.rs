@@ -4,6 +4,7 @@
 use std::env;
 
 use machine::Bytes;
+use machine::telemetry::Telemetry;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -246,6 +247,11 @@ fn draw_speed(frame: &mut Frame<'_>, area: Rect, history: &History, glyphs: Glyp
         if waited > 0.05 * secs {
             words.push(format!("{:.0} % waiting for data", 100.0 * waited / secs));
         }
+        let copies = recent.iter().filter_map(|step| step.copy_wait_secs).sum::<f64>();
+        let copies = copies / recent.len() as f64;
+        if copies > 0.01 * secs {
+            words.push(format!("{:.0} % waiting for copies", 100.0 * copies / secs));
+        }
     }
     let points = points(steps, |step| step.secs);
     let style = glyphs.colour(Color::Magenta);
@@ -273,13 +279,14 @@ fn draw_plot(
 fn draw_panels(frame: &mut Frame<'_>, area: Rect, view: &RunView, glyphs: Glyphs) {
     let n_ranks = view.run.history.ranks.len();
     let nodes = if n_ranks > 1 { n_ranks as u16 + 2 } else { 0 };
-    let [machine, memory, nodes] = Layout::vertical([
-        Constraint::Length(6),
+    let machine = machine_lines(view);
+    let [place, memory, nodes] = Layout::vertical([
+        Constraint::Length(machine.len() as u16 + 2),
         Constraint::Min(3),
         Constraint::Length(nodes.min(area.height / 3)),
     ])
     .areas(area);
-    frame.render_widget(panel(" machine ", &machine_lines(view), glyphs), machine);
+    frame.render_widget(panel(" machine ", &machine, glyphs), place);
     let rows = usize::from(memory.height.saturating_sub(2));
     let width = usize::from(memory.width.saturating_sub(2));
     frame.render_widget(
@@ -315,6 +322,7 @@ fn machine_lines(view: &RunView) -> Vec<String> {
     if !power.is_empty() {
         lines.push(power.join("  "));
     }
+    lines.extend(utilisation(telemetry));
     let held = view.run.pace_words();
     lines.push(if held.is_empty() { "full pace".into() } else { held });
     if let Some(memory) = telemetry.memory {
@@ -322,6 +330,18 @@ fn machine_lines(view: &RunView) -> Vec<String> {
         lines.push(format!("{} held of {}", Bytes(memory.held), Bytes(all)));
     }
     lines
+}
+
+/// `98 % GPU, 41 % its memory`.
+fn utilisation(telemetry: &Telemetry) -> Option<String> {
+    let percent =
+        |share: Option<f64>, of: &str| share.map(|share| format!("{:.0} % {of}", 100.0 * share));
+    let known = [
+        percent(telemetry.gpu_utilisation, "GPU"),
+        percent(telemetry.memory_utilisation, "its memory"),
+    ];
+    let known: Vec<String> = known.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(", "))
 }
 
 fn energy(joules: f64) -> String {

@@ -32,14 +32,14 @@ struct Window {
 }
 
 impl Window {
-    /// Around all finite points; none if there is none.
+    /// Around finite points, but for the highest few of many: they are drawn at the edge. None if there is none.
     fn around(curves: &[Curve]) -> Option<Self> {
         let points =
             || curves.iter().flat_map(|curve| &curve.points).filter(|(_, y)| y.is_finite());
         let fold =
             |of: fn(&(f64, f64)) -> f64, with: fn(f64, f64) -> f64| points().map(of).reduce(with);
         let x = [fold(|p| p.0, f64::min)?, fold(|p| p.0, f64::max)?];
-        let [low, high] = [fold(|p| p.1, f64::min)?, fold(|p| p.1, f64::max)?];
+        let [low, high] = [fold(|p| p.1, f64::min)?, high_end(points().map(|p| p.1))?];
         // A level line is drawn in the middle.
         let margin = if high > low { 0.0 } else { high.abs().max(1e-9) * 0.5 };
         Some(Self { x, y: [low - margin, high + margin] })
@@ -57,6 +57,13 @@ impl Window {
         let row = (1.0 - share(y, self.y)) * (rows - 1) as f64;
         Some((column.round() as usize, row.round() as usize))
     }
+}
+
+/// What all but one value in a hundred are at most: a step that was held up would flatten all others.
+fn high_end(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get((values.len() * 99).div_ceil(100).checked_sub(1)?).copied()
 }
 
 impl Widget for &Plot {

@@ -83,6 +83,19 @@ fn everything_is_there_in_80_columns_and_24_rows_without_unicode() {
 }
 
 #[test]
+fn one_step_that_was_held_up_does_not_flatten_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut view = run(folder.path());
+    let mut slow = view.run.history.steps[39].clone();
+    for step in 41..=200 {
+        (slow.step, slow.secs) = (step, if step == 50 { 60.0 } else { 0.5 + 0.001 * step as f64 });
+        view.run.history.steps.push(slow.clone());
+    }
+    let text = drawn(&view, [80, 24], PLAIN).join("\n");
+    assert!(text.contains("0.699") && !text.contains("60.0"), "{text}");
+}
+
+#[test]
 fn every_size_is_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let mut view = run(folder.path());

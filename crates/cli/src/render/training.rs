@@ -435,6 +435,7 @@ mod tests {
             layers: 1,
             parameters: 1,
             samples_per_step: 1,
+            tokens_per_step: None,
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
             settings: String::new(),
             step_secs: 1.0,

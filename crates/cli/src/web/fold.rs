@@ -42,6 +42,7 @@ pub struct RunFold {
 pub struct RunTotals {
     pub not_finite: u64,
     pub wait_secs: f64,
+    pub copy_wait_secs: f64,
     pub rest_secs: f64,
     pub secs: f64,
     /// Steps that took at most so long, by [`STEP_BUCKETS`]; not cumulative.
@@ -144,6 +145,7 @@ impl RunTotals {
     fn add(&mut self, step: &StepMetrics) {
         self.not_finite += u64::from(step.is_skipped || !step.loss.is_finite());
         self.wait_secs += step.wait_secs;
+        self.copy_wait_secs += step.copy_wait_secs.unwrap_or(0.0);
         self.rest_secs += step.rest_secs;
         self.secs += step.secs;
         self.buckets[STEP_BUCKETS.partition_point(|bound| *bound < step.secs)] += 1;

@@ -2,20 +2,17 @@
 //! asked for is looked up here by its id; no path ever comes from a request.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use trainer::event::find::find_runs;
 use trainer::event::journal;
 
 use super::follow::FollowedRun;
 
-/// How deep below a folder runs are looked for, and in how many folders. Chosen: runs, in groups of groups; a home
-/// folder that was named by mistake is looked through in a second.
-const DEPTH: usize = 3;
-const FOLDERS: usize = 5000;
+/// Runs that are served at most.
 const RUNS: usize = 1000;
 /// How often runs are read, and looked for.
 const POLL_EVERY: Duration = Duration::from_millis(250);
@@ -23,18 +20,6 @@ const SCAN_EVERY: Duration = Duration::from_secs(3);
 /// Steps of runs that are over, held in memory at most, and for how long they are held anyway. Chosen: 50 MB.
 const IDLE_STEPS: usize = 400_000;
 const IDLE_TIME: Duration = Duration::from_secs(60);
-/// Folders within a run, and of tools: no runs are in them.
-const SKIPPED: [&str; 8] = [
-    "adapter",
-    "cache",
-    "checkpoints",
-    "model",
-    "node_modules",
-    "samples",
-    "target",
-    "tensorboard",
-];
-
 /// The runs of some folders.
 pub struct RunIndex {
     roots: Vec<PathBuf>,
@@ -69,11 +54,8 @@ impl RunIndex {
 
     /// Looks for runs that are new, and forgets those that are gone.
     pub fn scan(&self) {
-        let mut found = BTreeMap::new();
-        let mut left = FOLDERS;
-        for root in &self.roots {
-            find(root, root, DEPTH, &mut left, &mut found);
-        }
+        let found: BTreeMap<PathBuf, String> =
+            self.roots.iter().flat_map(|root| named(root)).collect();
         let mut runs = self.runs.write().unwrap_or_else(PoisonError::into_inner);
         runs.retain(|_, run| found.contains_key(&run.folder));
         let mut names: Vec<String> = runs.values().map(|run| run.name.clone()).collect();
@@ -125,45 +107,16 @@ fn is_run(folder: &Path) -> bool {
     folder.join(journal::FILE_NAME).is_file()
 }
 
-/// Folders of runs and their names, no links followed.
-fn find(
-    root: &Path,
-    folder: &Path,
-    depth: usize,
-    left: &mut usize,
-    found: &mut BTreeMap<PathBuf, String>,
-) {
-    if *left == 0 {
-        return;
-    }
-    *left -= 1;
-    if is_run(folder) {
-        let inner = folder.strip_prefix(root).unwrap_or(folder);
-        let own = if inner.as_os_str().is_empty() {
-            root.file_name().map(Path::new)
-        } else {
-            Some(inner)
-        };
-        let name = own.unwrap_or(folder).to_string_lossy().into_owned();
-        found.insert(folder.into(), name);
-        return;
-    }
-    let Some(depth) = depth.checked_sub(1) else { return };
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let mut folders: Vec<PathBuf> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .filter(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            !name.starts_with('.') && !SKIPPED.contains(&&*name)
-        })
-        .map(|entry| entry.path())
-        .collect();
-    folders.sort();
-    for inner in &folders {
-        find(root, inner, depth, left, found);
-    }
+/// Folders of runs and their names.
+fn named(root: &Path) -> Vec<(PathBuf, String)> {
+    let name = |folder: &Path| {
+        let inner = folder.strip_prefix(root).ok().filter(|inner| !inner.as_os_str().is_empty());
+        let own = inner.or(root.file_name().map(Path::new)).unwrap_or(folder);
+        own.to_string_lossy().into_owned()
+    };
+    // A folder that is gone may come back.
+    let runs = find_runs(root).unwrap_or_default();
+    runs.into_iter().map(|folder| (folder.clone(), name(&folder))).collect()
 }
 
 /// The same for the same folder in every program: FNV-1a of its path. Taken: RFC 9923, 64 bits.
@@ -177,6 +130,7 @@ fn id(folder: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -187,10 +141,11 @@ mod tests {
         let run = |path: &str| {
             let folder = place.path().join(path);
             fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join(journal::FILE_NAME), "").unwrap();
+            let line = "{\"event\":\"note\",\"text\":\"a\"}\n";
+            fs::write(folder.join(journal::FILE_NAME), line).unwrap();
             folder
         };
-        let [cat, ..] = ["cat", "group/dog", "cat/ranks/1", ".hidden/run", "a/b/c/deep"].map(run);
+        let [cat, ..] = ["cat", "group/dog", "cat/ranks/1", ".hidden/run", "a/b/c/d/deep"].map(run);
         symlink(&cat, place.path().join("link")).unwrap();
         let index = RunIndex::new(vec![place.path().into(), place.path().join("cat")]);
         let names: Vec<String> = index.all().iter().map(|run| run.name.clone()).collect();

@@ -18,7 +18,7 @@ const STATES: [&str; 6] = ["running", "paused", "ended", "failed", "killed", "em
 
 /// What is exposed. The order is that of the page.
 #[rustfmt::skip]
-const FAMILIES: [MetricFamily; 21] = [
+const FAMILIES: [MetricFamily; 24] = [
     family("hearth_run_info", MetricKind::Gauge, "What a run is: model and version."),
     family("hearth_run_state", MetricKind::Gauge, "1 for the state that a run is in, 0 for the others."),
     family("hearth_step", MetricKind::Counter, "Optimizer steps taken."),
@@ -26,11 +26,14 @@ const FAMILIES: [MetricFamily; 21] = [
     family("hearth_loss", MetricKind::Gauge, "Loss: train is that of the last step, smoothed the mean of the last ones, held_out that of samples not trained on."),
     family("hearth_step_seconds", MetricKind::Histogram, "Seconds of a step, rest left out."),
     family("hearth_samples", MetricKind::Counter, "Samples trained on."),
+    family("hearth_tokens", MetricKind::Counter, "Tokens trained on."),
     family("hearth_learning_rate", MetricKind::Gauge, "Learning rate of the last step."),
     family("hearth_gradient_norm", MetricKind::Gauge, "Norm of all gradients, before clipping."),
     family("hearth_nonfinite", MetricKind::Counter, "Steps whose loss or gradient was NaN or infinite."),
     family("hearth_memory_bytes", MetricKind::Gauge, "Memory: the plan and the measured peak of each phase, what the process has in use, the limit."),
     family("hearth_device_temperature_celsius", MetricKind::Gauge, "The sensor that is nearest to its limit."),
+    family("hearth_device_utilisation_ratio", MetricKind::Gauge, "Share of time in which a GPU computes, or its memory is read or written."),
+    family("hearth_copy_wait_seconds", MetricKind::Counter, "Time that a GPU waited for copies of offloaded weights."),
     family("hearth_device_power_watts", MetricKind::Gauge, "Power drawn."),
     family("hearth_energy_joules", MetricKind::Counter, "Energy, as far as power was known."),
     family("hearth_pace_ratio", MetricKind::Gauge, "Share of time in which the run computes."),
@@ -191,6 +194,9 @@ fn training(metrics: &mut RunMetrics, fold: &RunFold) {
     metrics.add("hearth_step", Some(step));
     metrics.add("hearth_steps_planned", Some(begin.steps as f64));
     metrics.add("hearth_samples", Some(step * begin.samples_per_step as f64));
+    metrics.add("hearth_tokens", begin.tokens_per_step.map(|tokens| step * tokens as f64));
+    let waited = Some(totals.copy_wait_secs).filter(|secs| *secs > 0.0);
+    metrics.add("hearth_copy_wait_seconds", waited);
     let last = history.steps.last();
     let smoothed = mean_loss(&history.steps, loss_window(begin.steps));
     let held_out = history.validations.last().map(|(_, loss)| *loss);
@@ -234,6 +240,11 @@ fn device(metrics: &mut RunMetrics, history: &History) {
         let telemetry = &felt.telemetry;
         metrics.add("hearth_pace_ratio", Some(felt.duty));
         metrics.add("hearth_device_power_watts", telemetry.watts);
+        for (of, share) in
+            [("gpu", telemetry.gpu_utilisation), ("memory", telemetry.memory_utilisation)]
+        {
+            metrics.add_with("hearth_device_utilisation_ratio", &[("of", of)], share);
+        }
         if let Some(temperature) = &telemetry.temperature {
             let labels = [("device", temperature.sensor.as_str())];
             metrics.add_with(

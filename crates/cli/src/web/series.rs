@@ -125,6 +125,7 @@ mod tests {
             wait_secs: 0.0,
             peak_bytes: 1,
             launches: None,
+            copy_wait_secs: None,
         };
         losses.iter().enumerate().map(step).collect()
     }

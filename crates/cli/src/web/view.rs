@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
-use trainer::event::{MachineSnapshot, Phase, RunStart, RunState, StepMetrics};
+use trainer::event::{MachineSnapshot, Phase, PolicyMetrics, RunStart, RunState, StepMetrics};
 use weights::plain_file::open_plain;
 
 use super::fold::RunFold;
@@ -54,6 +54,8 @@ pub fn summary(run: &FollowedRun, fold: &RunFold, is_held: bool) -> Value {
         "secs": fold.totals.secs,
         "rest_secs": fold.totals.rest_secs,
         "wait_secs": fold.totals.wait_secs,
+        "copy_wait_secs": fold.totals.copy_wait_secs,
+        "tokens_per_step": begin.and_then(|begin| begin.tokens_per_step),
         "not_finite": fold.totals.not_finite,
         "health": fold.health,
         "checkpoint": fold.checkpoint.map(|(time, step)| json!({ "time": time, "step": step })),
@@ -191,6 +193,13 @@ pub fn series(history: &History) -> Value {
         minutes: at_step(*step),
         value: *loss,
     });
+    let policy = |value: &dyn Fn(&PolicyMetrics) -> Option<f64>| {
+        let point = |policy: &PolicyMetrics| {
+            let minutes = at_step(policy.step);
+            Some(CurvePoint { step: policy.step, minutes, value: value(policy)? })
+        };
+        CurvePoints::of(&history.policy.iter().filter_map(point).collect::<Vec<_>>())
+    };
     let felt = |value: &dyn Fn(&MachineSnapshot) -> Option<f64>| {
         let mut points: Vec<CurvePoint> = Vec::new();
         for (minutes, felt) in &history.snapshots {
@@ -219,6 +228,12 @@ pub fn series(history: &History) -> Value {
         "celsius": felt(&|felt| felt.telemetry.temperature.as_ref().map(|it| it.celsius)),
         "watts": felt(&|felt| felt.telemetry.watts),
         "duty": felt(&|felt| Some(felt.duty)),
+        "gpu_utilisation": felt(&|felt| felt.telemetry.gpu_utilisation),
+        "memory_utilisation": felt(&|felt| felt.telemetry.memory_utilisation),
+        "entropy": policy(&|policy| Some(policy.entropy)),
+        "word_ends": policy(&|policy| Some(policy.word_ends)),
+        "same_places": policy(&|policy| Some(policy.same_places)),
+        "reward": policy(&|policy| Some(policy.reward)),
     })
 }
 

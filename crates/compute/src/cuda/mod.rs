@@ -17,6 +17,7 @@
 mod blas;
 mod bounce;
 pub(crate) mod columns;
+mod copy_waits;
 pub(crate) mod cudnn;
 mod driver;
 mod host_memory;
@@ -33,6 +34,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) use blas::{Epilogue, Gemm, GemmOperands, WORKSPACE};
 use bounce::BounceBuffers;
+use copy_waits::CopyWaits;
 use cudnn::{Cudnn, CudnnPlan};
 use driver::{CudaContext, CudaEvent, PieceLocation, StreamKind};
 pub(crate) use driver::{OUT_OF_MEMORY, PinnedMemory};
@@ -61,6 +63,7 @@ pub(crate) struct CudaBackend {
     tables: Mutex<HashMap<&'static str, (u64, usize)>>,
     /// Kernels that were started, and libraries that were asked.
     launches: AtomicU64,
+    copy_waits: Mutex<CopyWaits>,
     fault: Mutex<Option<ComputeError>>,
     driver: Arc<CudaContext>,
 }
@@ -80,8 +83,20 @@ impl CudaBackend {
         let (tables, fault, bounce) =
             (Mutex::default(), Mutex::default(), BounceBuffers::default());
         let cudnn = OnceLock::new();
-        let launches = AtomicU64::new(0);
-        Ok(Self { index, kernels, blas, cudnn, memory, bounce, tables, launches, fault, driver })
+        let (launches, copy_waits) = (AtomicU64::new(0), Mutex::default());
+        Ok(Self {
+            index,
+            kernels,
+            blas,
+            cudnn,
+            memory,
+            bounce,
+            tables,
+            launches,
+            copy_waits,
+            fault,
+            driver,
+        })
     }
 
     /// Where the arena starts.
@@ -250,7 +265,15 @@ impl CudaBackend {
 
     /// All work from now on waits for the copy to the slot.
     pub fn wait_for_copy(&self, events: &CopyEvents) {
-        self.note(events.copied.make_stream_wait(StreamKind::Compute));
+        let mut waits = self.copy_waits.lock().expect("nothing panics while a wait is timed");
+        self.note(waits.time(&self.driver, || events.copied.make_stream_wait(StreamKind::Compute)));
+    }
+
+    /// Seconds that work waited for copies so far, of those waits that are over.
+    pub fn copy_wait_secs(&self) -> f64 {
+        let mut waits = self.copy_waits.lock().expect("nothing panics while a wait is timed");
+        self.note(waits.collect());
+        waits.total_secs()
     }
 
     /// Lets the host wait for the copy to the slot.

@@ -63,6 +63,7 @@ pub fn telemetry(nvml: &Nvml, index: u32) -> ProbeAnswer {
     put(out, "power_milliwatts", device.power_usage());
     put(out, "sm_clock_mhz", device.clock_info(Clock::SM));
     put(out, "utilisation_percent", device.utilization_rates().map(|rates| rates.gpu));
+    put(out, "memory_utilisation_percent", device.utilization_rates().map(|rates| rates.memory));
     put(out, "throttle_bits", device.current_throttle_reasons().map(|reasons| reasons.bits()));
     Ok(text)
 }

@@ -13,7 +13,7 @@ use crate::held::HeldMemory;
 use crate::memory::{MemoryPressure, PressureLevel, SystemMemory};
 use crate::power::EnergyCounter;
 use crate::probe;
-use crate::reading::{Bytes, Celsius, Watts};
+use crate::reading::{Bytes, Celsius, Percent, Reading, Watts};
 use crate::source::ProbeSource;
 use crate::telemetry::{ProcessMemory, Telemetry, Temperature, ThrottleCause};
 use crate::thermal::{MacThermal, PowerMode, ThermalSensor};
@@ -128,6 +128,8 @@ impl Monitor {
             throttled: self.throttle_cause(gpu.as_ref()).or(slow.and_then(|slow| slow.throttled)),
             on_battery: slow.and_then(|slow| slow.on_battery),
             watts: self.watts(source, gpu.as_ref(), now),
+            gpu_utilisation: gpu.as_ref().and_then(|gpu| share_of(&gpu.utilisation)),
+            memory_utilisation: gpu.as_ref().and_then(|gpu| share_of(&gpu.memory_utilisation)),
         }
     }
 
@@ -203,6 +205,11 @@ impl Monitor {
             PowerMeter::Battery => self.slow.as_ref()?.1.drain,
         }
     }
+}
+
+/// A share from 0 to 1, if it is known and can be one.
+fn share_of(reading: &Reading<Percent>) -> Option<f64> {
+    reading.known().map(|percent| percent.0 / 100.0).filter(|share| (0.0..=1.0).contains(share))
 }
 
 /// The GPU in use with its place in [`Machine::gpus`], by which NVML knows it.

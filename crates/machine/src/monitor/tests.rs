@@ -224,6 +224,17 @@ fn the_sensor_nearest_to_its_limit_is_felt() {
 }
 
 #[test]
+fn utilisation_is_a_share_and_nonsense_is_unknown() {
+    let check = |nvml: &str, expected: [Option<f64>; 2]| {
+        let telemetry = with_gpu(nvml, "0");
+        assert_eq!([telemetry.gpu_utilisation, telemetry.memory_utilisation], expected, "{nvml}");
+    };
+    check("utilisation_percent: 94\nmemory_utilisation_percent: 40", [Some(0.94), Some(0.4)]);
+    check("utilisation_percent: 940\nmemory_utilisation_percent: -1", [None, None]);
+    check("utilisation_percent: ? not supported by this GPU", [None, None]);
+}
+
+#[test]
 fn what_throttles_a_gpu_is_reported_and_a_power_cap_is_not() {
     let check = |nvml: &str, integrated: &str, expected| {
         assert_eq!(with_gpu(nvml, integrated).throttled, expected, "{nvml}");

@@ -37,6 +37,7 @@ pub fn telemetry(source: &mut ProbeSource, index: u32) -> GpuTelemetry {
         power: watts(source, &nvml, "power_milliwatts"),
         clock: source.number("NVML", &nvml, "sm_clock_mhz").map(Megahertz),
         utilisation: source.number("NVML", &nvml, "utilisation_percent").map(Percent),
+        memory_utilisation: source.number("NVML", &nvml, "memory_utilisation_percent").map(Percent),
         throttle: source.number("NVML", &nvml, "throttle_bits").map(ThrottleReason::from_bits),
     }
 }

@@ -256,4 +256,12 @@ impl TrainingData {
             Self::Texts { .. } => SEQUENCE,
         }
     }
+
+    /// Tokens of a sample; none of images.
+    pub fn sample_tokens(&self) -> Option<usize> {
+        match self {
+            Self::Images { .. } => None,
+            Self::Texts { text, .. } => Some(text.length),
+        }
+    }
 }

@@ -241,6 +241,9 @@ pub struct RunStart {
     pub parameters: usize,
     /// Samples in a step.
     pub samples_per_step: usize,
+    /// Tokens of a text in a step, filling included; none of images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_step: Option<usize>,
     /// What each phase takes at its peak.
     pub phases: Vec<PlannedPhase>,
     /// How the plan does it, in words.
@@ -370,6 +373,9 @@ pub struct StepMetrics {
     /// Kernels that a GPU was given; none on a CPU.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub launches: Option<u64>,
+    /// Seconds of it in which a GPU waited for copies of offloaded weights; none where it waited for none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub copy_wait_secs: Option<f64>,
 }
 
 /// What the policy of a compressed model did in a step: how it chose, and what its choices brought.

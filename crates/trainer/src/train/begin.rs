@@ -72,6 +72,10 @@ pub(super) fn begin<'a, D: DataLoader>(
         layers: session.n_layers(),
         parameters: session.n_parameters(),
         samples_per_step: config.train.samples_per_step(),
+        tokens_per_step: config
+            .data
+            .sample_tokens()
+            .map(|tokens| tokens * config.train.samples_per_step()),
         phases: plan.phases.clone(),
         settings: plan.choice.to_string(),
         step_secs: plan.step_secs,

@@ -1,8 +1,7 @@
 //! A training step, in three parts:
 //!
 //! ```text
-//! accumulate   gradients of the step's batches, in micro-batches that fit. Out of memory drops them and starts
-//!              again with less memory
+//! accumulate   gradients of the step's batches, in micro-batches. Out of memory starts again with smaller ones
 //! reduce       the step's mean loss and gradient norm. Never repeated
 //! apply        the optimizer step. All or nothing
 //! ```
@@ -10,9 +9,8 @@
 //! Somebody who asks to stop is heard at every allocation of `accumulate`: the gradients are dropped and the step does
 //! not count. What is reduced is applied.
 //!
-//! With a fused backward pass the optimizer steps are part of `accumulate`, parameter by parameter. From the first of
-//! them on the step cannot be repeated: out of memory ends the run (`fallback.rs`), and a request to stop waits for the
-//! end of the step.
+//! With a fused backward pass the optimizer steps are part of `accumulate`, parameter by parameter. From the first on the
+//! step cannot be repeated: out of memory ends the run (`fallback.rs`), and a request to stop waits for the step's end.
 //!
 //! Ranks that train together (`data_parallel.rs`) differ in `accumulate`, where each has its samples, sum in `reduce`, and
 //! do the same in `apply`. The samples of a step and its random numbers follow from its number alone.
@@ -61,6 +59,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Takes the next step. The progress changes only when all of it is done.
     pub(super) fn step(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<event::StepMetrics> {
         let (begun, launches) = (Instant::now(), self.device.launches());
+        let copy_wait = self.device.copy_wait_secs();
         let mut accumulated = self.accumulate(ahead)?;
         self.exchange(&mut accumulated.sums)?;
         let ReducedStep { loss, norm } = self.reduce(&accumulated)?;
@@ -80,6 +79,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             wait_secs: accumulated.wait_secs,
             peak_bytes,
             launches: self.device.launches_since(launches),
+            copy_wait_secs: self.device.copy_wait_secs_since(copy_wait),
         })
     }
 

@@ -5,6 +5,14 @@ import { ask, axis, badge, dialog, isChangeable, link, memoryBars, progress, toa
 
 const MOST_POINTS = 6000; // Then the server is asked for a shorter form.
 const MOST_LOG = 300;
+// A value of the job as decided: `every = 50 # default`, below the name of its section.
+const valueOf = (config, key) => {
+  const [section, name] = key.split('.');
+  const lines = (config || '').split('\n'), start = lines.indexOf(`[${section}]`);
+  const line = lines.slice(start + 1).find(it => it.startsWith('[') || it.startsWith(`${name} = `)) || '[';
+  return start < 0 || line.startsWith('[') ? '' : line.slice(name.length + 3, line.lastIndexOf(' # '));
+};
+const percent = share => share == null ? '–' : `${Math.round(share * 100)} %`;
 
 export class RunView {
   constructor(main, id) {
@@ -78,7 +86,10 @@ export class RunView {
         add('process_bytes', record.memory?.held);
         add('celsius', record.temperature?.celsius);
         add('watts', record.watts);
-        add('duty', record.duty);
+        for (const name of ['duty', 'gpu_utilisation', 'memory_utilisation']) add(name, record[name]);
+        break;
+      case 'policy':
+        for (const name of ['entropy', 'word_ends', 'same_places', 'reward']) add(name, record[name]);
         break;
       case 'image_sample':
         this.images = this.images.filter(it => it.step !== record.step || it.prompt !== record.prompt || it.seed !== record.seed);
@@ -143,12 +154,15 @@ export class RunView {
     this.panels.device.append(this.deviceFacts);
     this.charts.heat = new Chart(this.panels.device, { height: 110, format: it => `${number(it, 3)} °C`, label: 'temperature', none: 'no thermometer here' });
     this.charts.power = new Chart(this.panels.device, { height: 90, format: it => `${number(it, 3)} W`, zero: true, label: 'power', none: 'no power meter here' });
+    this.charts.busy = new Chart(this.panels.device, { height: 90, format: percent, zero: true, legend: true, label: 'utilisation' });
+    this.charts.policy = new Chart(part('policy', 'Policy: what it keeps'), { format: percent, zero: true, legend: true, label: 'policy' });
+    this.charts.reward = new Chart(this.panels.policy, { height: 110, label: 'reward' });
     for (const [name, title, kind] of [['gallery', 'Samples', 'wide'], ['texts', 'Texts', 'wide'], ['health', 'Health', ''], ['nodes', 'Nodes', 'wide'], ['settings', 'Settings and plan', 'wide'], ['log', 'Log', 'wide']]) part(name, title, kind);
     this.head = el('div', { class: 'head' });
     this.hero = el('section', { class: 'panel wide hero' });
     this.buttons = this.actions();
     this.main.replaceChildren(this.head, el('div', { class: 'grid' }, this.hero,
-      ...['loss', 'gallery', 'texts', 'speed', 'memory', 'device', 'health', 'optim', 'rate', 'nodes', 'log', 'settings'].map(name => this.panels[name])));
+      ...['loss', 'gallery', 'texts', 'speed', 'memory', 'device', 'policy', 'health', 'optim', 'rate', 'nodes', 'log', 'settings'].map(name => this.panels[name])));
   }
 
   actions() {
@@ -156,6 +170,7 @@ export class RunView {
     this.pauseButton = button('Pause', () => this.pause(), 'quiet', 'pause or resume (p)');
     return el('div', { class: 'row actions' }, button('Sample now', () => this.sample(), 'accent', 'sample now (s)'),
       button('Save', () => this.send({ request: 'save' }), 'quiet', 'save a checkpoint (k)'), this.pauseButton,
+      button('Change', () => this.change(), 'quiet', 'settings that may change while a run works'),
       button('Stop', () => this.stop(), 'danger', 'save and end'));
   }
 
@@ -176,6 +191,16 @@ export class RunView {
     input.focus();
   }
 
+  change() {
+    const samples = this.summary.is_text ? 'generate' : 'sample';
+    const key = el('select', { 'aria-label': 'setting' }, ...['machine.mode', 'output.save_every', `${samples}.every`, `${samples}.prompts`].map(it => el('option', {}, it)));
+    const now = () => valueOf(this.config, key.value);
+    const input = el('input', { 'aria-label': 'value, as in a job', value: now() });
+    key.addEventListener('change', () => { input.value = now(); });
+    dialog('Change a setting', [el('p', {}, 'The run saves, plans with the new value and goes on. What is learnt stays the same.'), key, input],
+      [{ text: 'Change', tone: 'accent', act: () => this.send({ request: 'change', key: key.value, value: input.value.trim() }) }]);
+  }
+
   stop() {
     dialog('Stop this run?', [el('p', {}, `${this.summary.name} saves a checkpoint and ends. --resume continues it bit for bit.`)],
       [{ text: 'Stop the run', tone: 'danger', act: () => this.send({ request: 'stop' }) }]);
@@ -194,7 +219,7 @@ export class RunView {
     if (!what) return;
     this.asked.delete(id);
     if (refused) toast(`${what} was refused: ${refused}`, 'bad');
-    else toast({ sample: 'samples are done', save: 'the checkpoint is saved', pause: 'the run stands still', resume: 'the run goes on', stop: 'the run saves and ends' }[what] || what);
+    else toast({ sample: 'samples are done', save: 'the checkpoint is saved', pause: 'the run stands still', resume: 'the run goes on', stop: 'the run saves and ends', change: 'the setting is changed' }[what] || what);
   }
 
   redraw() {
@@ -215,6 +240,11 @@ export class RunView {
     const heat = summary.device.telemetry?.temperature;
     this.charts.heat.set([line('celsius', 'temperature', 'rose')], { marks: heat?.limit ? [{ y: heat.limit, text: 'limit', tone: 'bad', inside: true }] : [], xName });
     this.charts.power.set([line('watts', 'power', 'gold')], { xName });
+    this.charts.busy.set([line('gpu_utilisation', 'GPU', 'teal'), line('memory_utilisation', 'its memory', 'violet')], { xName });
+    this.charts.busy.plot.hidden = !series.gpu_utilisation.values.length;
+    this.panels.policy.hidden = !series.entropy.values.length;
+    this.charts.policy.set([line('entropy', 'entropy, of the largest', 'ember'), line('word_ends', 'ends of words', 'teal'), line('same_places', 'same places', 'violet')], { xName });
+    this.charts.reward.set([line('reward', 'mean reward', 'green')], { xName });
     this.memoryBox.replaceChildren(summary.memory ? memoryBars(summary.memory.phases, summary.memory.limit_bytes) : '');
     this.drawDevice();
     this.drawHealth();
@@ -259,18 +289,20 @@ export class RunView {
       ...[telemetry.temperature && ['sensor', `${telemetry.temperature.sensor} ${number(telemetry.temperature.celsius, 3)} °C`],
         telemetry.watts != null && ['power', `${number(telemetry.watts, 3)} W`], device.joules && ['energy', device.joules > 36e5 ? `${number(device.joules / 3.6e6, 3)} kWh` : `${number(device.joules / 1000, 3)} kJ`],
         device.duty != null && ['pace', `${Math.round(device.duty * 100)} %`], rest_secs > 0 && ['rest', `${duration(rest_secs)} (${Math.round(rest_secs / (secs + rest_secs) * 100)} %)`],
+        telemetry.gpu_utilisation != null && ['GPU', `${percent(telemetry.gpu_utilisation)}, its memory ${percent(telemetry.memory_utilisation)}`],
         telemetry.throttled && ['throttled by', telemetry.throttled], telemetry.on_battery && ['power from', 'battery'],
         telemetry.memory_stall != null && ['memory stall', `${number(telemetry.memory_stall * 100, 2)} %`]].filter(Boolean).map(([label, value]) => fact(label, value)),
       pace ? el('p', { class: 'muted' }, `step ${pace.step}: ${pace.text}`) : '');
   }
 
   drawHealth() {
-    const { health, not_finite, checkpoint, wait_secs, secs, grad_norm } = this.summary;
+    const { health, not_finite, checkpoint, wait_secs, copy_wait_secs, secs, grad_norm } = this.summary;
     const row = (label, value, isBad) => el('div', { class: `check ${isBad ? 'bad' : 'good'}` }, el('i'), el('span', {}, label), el('b', {}, value));
     const title = this.panels.health.firstChild;
     this.panels.health.replaceChildren(title,
       row('steps not finite', String(not_finite), not_finite > 0),
       row('waiting for data', secs ? `${Math.round(wait_secs / secs * 100)} %` : '–', secs && wait_secs / secs > 0.2),
+      copy_wait_secs ? row('waiting for copies', percent(copy_wait_secs / secs), copy_wait_secs / secs > 0.2) : '',
       row('gradient norm', number(grad_norm), false),
       health ? row('loss over 100 steps', `${number(health.loss)} ± ${number(health.spread, 2)}`, health.trend > 0.2) : '',
       row('last checkpoint', checkpoint ? `step ${checkpoint.step}, ${ago(checkpoint.time)}` : 'none yet', false),

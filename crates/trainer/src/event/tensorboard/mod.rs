@@ -123,6 +123,7 @@ impl LogState {
             ("optimizer/learning_rate", Some(step.learning_rate)),
             ("optimizer/gradient_norm", step.grad_norm),
             ("speed/seconds_per_step", Some(step.secs)),
+            ("speed/copy_wait_seconds", step.copy_wait_secs),
             ("memory/peak_gib", Some(step.peak_bytes as f64 / GIB)),
         ];
         scalars(&numbers)
@@ -166,6 +167,8 @@ fn machine_scalars(felt: &MachineSnapshot) -> Vec<ProtoMessage> {
         ("device/pace", Some(*duty)),
         ("device/temperature_celsius", telemetry.temperature.as_ref().map(|of| of.celsius)),
         ("device/power_watts", telemetry.watts),
+        ("device/gpu_utilisation", telemetry.gpu_utilisation),
+        ("device/memory_utilisation", telemetry.memory_utilisation),
         ("memory/process_gib", telemetry.memory.map(|memory| memory.held as f64 / GIB)),
     ])
 }

@@ -33,6 +33,7 @@ fn step(step: u64, loss: f64, norm: f64) -> StepMetrics {
         wait_secs: 0.0,
         peak_bytes: 0,
         launches: None,
+        copy_wait_secs: None,
     }
 }
 
