@@ -171,6 +171,28 @@ fn nothing_at_all_is_known_of_an_empty_machine() {
     }
 }
 
+#[test]
+fn strict_fails_where_there_is_a_fault() {
+    let spark = std::fs::read_to_string(root().join("machines/dgx-spark.toml")).unwrap();
+    let busy = spark.replace("utilisation_percent: 0\n", "utilisation_percent: 94\n");
+    // A power supply that is stuck.
+    let clocks = busy.lines().map(|line| match line.split_once("sm_clock_mhz: ") {
+        Some(_) => "sm_clock_mhz: 507",
+        None => line,
+    });
+    let stuck = clocks.collect::<Vec<_>>().join("\n");
+    let folder = tempfile::tempdir().unwrap();
+    for (name, recording, code) in [("whole", spark.clone(), 0), ("stuck", stuck, 1)] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, recording).unwrap();
+        let output = hearth(&["doctor", "--strict", "--machine", text(&path)]);
+        assert_eq!(output.status.code(), Some(code), "{name}");
+        let plain = hearth(&["doctor", "--machine", text(&path)]);
+        assert_eq!(plain.status.code(), Some(0), "{name}");
+        assert_eq!(plain.stdout, output.stdout, "{name}");
+    }
+}
+
 fn each_reading(value: &Value, visit: &mut dyn FnMut(&Value)) {
     match value {
         Value::Object(map) if map.contains_key("unit") && map.contains_key("source") => {

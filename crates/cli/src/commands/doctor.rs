@@ -8,7 +8,7 @@ use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuFeatures};
 use compute::self_test::{TestTarget, self_test};
 use compute::{HostMemoryTrial, PieceSpeeds, TrialSpeeds, host_memory_trial};
 use machine::budget::budget;
-use machine::findings::findings;
+use machine::findings::{Severity, findings};
 use machine::monitor::Monitor;
 use machine::sampler::TelemetrySampler;
 use machine::{Machine, MachineRecording, ProbeSource, Provenance};
@@ -33,6 +33,7 @@ Examples:
   hearth doctor
   hearth doctor --watch                             refreshed every second, until Ctrl-C
   hearth doctor --json | jq .budget.memory          one figure for a script
+  hearth doctor --strict > /dev/null || echo faulty  for scripts and health checks
   hearth doctor --record my-machine.toml            a file to keep or to send
   hearth doctor --machine machines/dgx-spark.toml   a computer you do not have
   hearth doctor --self-test --device gpu            compare every op on a GPU with the CPU
@@ -50,12 +51,16 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     record: Option<PathBuf>,
 
+    /// Exit with 1 if there is a fault: something that makes runs slow, wrong or impossible until it is fixed
+    #[arg(long)]
+    strict: bool,
+
     /// Refresh every second and whenever the system reports memory pressure, until Ctrl-C
-    #[arg(long, conflicts_with_all = ["machine", "record"])]
+    #[arg(long, conflicts_with_all = ["machine", "record", "strict"])]
     watch: bool,
 
     /// Compare every op on a GPU with the CPU, and exit with 1 if one is wrong
-    #[arg(long, conflicts_with_all = ["machine", "record", "watch", "json"])]
+    #[arg(long, conflicts_with_all = ["machine", "record", "watch", "json", "strict"])]
     self_test: bool,
 
     /// The GPU to test: gpu:0, gpu:software or cuda:0
@@ -155,7 +160,8 @@ pub fn run(arguments: &DoctorArgs, out: &mut dyn Write) -> Result<CommandOutcome
         MachineRecording { title, ..source.recording().clone() }.save(path)?;
     }
     show(&diagnosis, arguments.json, out)?;
-    Ok(CommandOutcome::Done)
+    let has_fault = diagnosis.findings.iter().any(|finding| finding.level == Severity::Fault);
+    Ok(if arguments.strict && has_fault { CommandOutcome::Differs } else { CommandOutcome::Done })
 }
 
 /// Says of every op whether it may be used.
