@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-ALLOWED = {"MIT", "Apache-2.0", "Zlib", "ISC", "Unicode-3.0"}
+ALLOWED = {"MIT", "Apache-2.0", "BSD-3-Clause", "Zlib", "ISC", "Unicode-3.0"}
 
 
 def is_allowed(expression):

@@ -50,8 +50,9 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Which of our crates each of them may use. The arrows point one way.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("hearth", &["trainer", "cluster", "compute", "weights", "machine"]),
+    ("hearth", &["trainer", "hub", "cluster", "compute", "weights", "machine"]),
     ("trainer", &["cluster", "compute", "weights", "machine"]),
+    ("hub", &["weights"]),
     ("cluster", &[]),
     ("compute", &[]),
     ("weights", &[]),
@@ -81,6 +82,7 @@ const ROOMS: &[&str] = &[
     "progress",
     "text",
     "config",
+    "import",
     "event",
     "report",
     "cost",
@@ -208,8 +210,32 @@ fn arrows(tree: &Tree) -> Vec<String> {
     broken
 }
 
+/// Crates that open connections, and the one of ours that may use them.
+const NETWORK: [&str; 2] = ["ureq", "rustls"];
+const NETWORK_CRATE: &str = "crates/hub/Cargo.toml";
+/// What starts a download, and the only file that may.
+const DOWNLOADS: [&str; 2] = ["HubClient", "FetchJob"];
+const DOWNLOADING: &str = "crates/cli/src/commands/fetch.rs";
+
+/// Nothing but `hearth fetch` downloads.
+fn network(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in tree.of_kind("Cargo.toml").filter(|(path, _)| path.starts_with("crates/")) {
+        let uses = |name: &&str| text.lines().any(|line| line.starts_with(*name));
+        let used = NETWORK.iter().filter(|name| path != NETWORK_CRATE && uses(name));
+        broken.extend(used.map(|name| format!("{path}: must not use {name}")));
+    }
+    let sources = tree.sources().filter(|(path, _)| path.contains("/src/") && *path != DOWNLOADING);
+    for (path, text) in sources.filter(|(path, _)| !path.starts_with("crates/hub/")) {
+        let used = DOWNLOADS.iter().filter(|name| text.contains(**name));
+        broken.extend(used.map(|name| format!("{path}: must not use {name}")));
+    }
+    broken
+}
+
 /// Crates that are there in two versions, since others ask for both.
 const TWICE: &[(&str, &str)] = &[
+    ("base64", "tokenizers and ureq"),
     ("bit-set", "fancy-regex and wgpu"),
     ("bit-vec", "bit-set"),
     ("getrandom", "tokenizers and zip"),
@@ -219,6 +245,7 @@ const TWICE: &[(&str, &str)] = &[
     ("syn", "macros, when hearth is built"),
     ("thiserror", "nvml-wrapper"),
     ("thiserror-impl", "thiserror"),
+    ("windows-sys", "ring, on Windows"),
 ];
 
 /// Every dependency is of crates.io, and there once unless it is listed.
@@ -456,6 +483,22 @@ fn dependencies_are_known_and_there_once() {
     let lock = [package("a", ours), package("a", ours), package("b", other)].concat();
     let what = ["b is not of crates.io", "a is there 2 times"];
     found(dependencies, &[("Cargo.lock", &lock)], &what);
+}
+
+#[test]
+fn only_one_command_downloads() {
+    kept(network);
+    let files = [
+        ("crates/hub/Cargo.toml", "[dependencies]\nureq = \"3\"\n"),
+        ("crates/trainer/Cargo.toml", "[dependencies]\nureq = \"3\"\n"),
+        ("crates/cli/src/commands/fetch.rs", "use hub::HubClient;\n"),
+        ("crates/cli/src/commands/train.rs", "use hub::FetchJob;\n"),
+    ];
+    found(
+        network,
+        &files,
+        &["trainer/Cargo.toml: must not use ureq", "train.rs: must not use FetchJob"],
+    );
 }
 
 #[test]

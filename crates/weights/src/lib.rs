@@ -13,6 +13,7 @@ pub mod dtype;
 pub mod error;
 pub mod folder;
 pub mod gguf;
+pub mod hub;
 pub mod load;
 pub mod mmap;
 pub mod pickle;
