@@ -20,6 +20,7 @@ checkpoint fuzz/seeds/checkpoint
 clip tests/golden/clips
 events tests/golden/run
 image tests/golden/images
+import tests/golden/import
 job recipes
 language_gguf tests/golden/text
 metadata fuzz/seeds/metadata

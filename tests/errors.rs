@@ -20,7 +20,7 @@ const TOLD_BY: usize = 5;
 
 /// The part of each message that tells it from others.
 fn messages(tree: &Tree) -> Vec<(String, String)> {
-    let crates = ["crates/trainer/", "crates/compute/", "crates/weights/"];
+    let crates = ["crates/trainer/", "crates/compute/", "crates/weights/", "crates/hub/"];
     let ours = tree.sources().filter(|(path, _)| crates.iter().any(|of| path.starts_with(of)));
     let mut messages = Vec::new();
     for (path, text) in ours {

@@ -18,6 +18,9 @@ mod flux;
 mod flux_files;
 #[cfg(target_os = "linux")]
 mod hostile;
+#[cfg(unix)]
+mod hub;
+mod import;
 mod kandinsky5;
 mod language;
 mod merge;
@@ -56,6 +59,11 @@ fn command(arguments: &[&str]) -> Command {
     let built = || env!("CARGO_BIN_EXE_hearth").into();
     let mut command = Command::new(std::env::var_os("CARGO_BIN_EXE_hearth").unwrap_or_else(built));
     command.args(arguments);
+    // Whatever models this computer's user has.
+    command.env("HF_HUB_CACHE", "no-models");
+    for name in ["HF_HOME", "HF_TOKEN", "HF_ENDPOINT"] {
+        command.env_remove(name);
+    }
     let computes = ["cache", "demo", "plan", "sample", "train", "verify"];
     let is_typed = ["--device", "--machine"].iter().any(|key| arguments.contains(key));
     if !is_typed && arguments.first().is_some_and(|verb| computes.contains(verb)) {

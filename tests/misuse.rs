@@ -248,7 +248,7 @@ const MODELS: &[Row] = &[
 
 /// `hearth sample`.
 const SAMPLE: &[Row] = &[
-    (2, "sample", &["required arguments", "--base <PATH>"]),
+    (2, "sample", &["required arguments", "--base <MODEL>"]),
     (2, "sample --base PIPELINE", &["required arguments", "--prompt <TEXT>"]),
     (2, "sample --base PIPELINE --prompt fox --seed -1", &["'-1'", "0 to 9223372036854775807"]),
     (

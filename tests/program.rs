@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 17] = [
+const VERBS: [&str; 19] = [
     "demo",
+    "fetch",
     "doctor",
     "inspect",
     "shard",
@@ -19,6 +20,7 @@ const VERBS: [&str; 17] = [
     "runs",
     "sample",
     "export",
+    "import",
     "serve",
     "verify",
     "bench",

@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, render_chat,
-    runs, sample, serve, shard, train, verify, watch,
+    bench, cache, completions, convert, demo, doctor, export, fetch, import, inspect, man, plan,
+    render_chat, runs, sample, serve, shard, train, verify, watch,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -19,6 +19,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     Demo(demo::DemoArgs),
+    Fetch(fetch::FetchArgs),
     Doctor(doctor::DoctorArgs),
     Inspect(inspect::InspectArgs),
     Shard(shard::ShardArgs),
@@ -30,6 +31,7 @@ pub enum CliCommand {
     Runs(runs::RunsArgs),
     Sample(sample::SampleArgs),
     Export(export::ExportArgs),
+    Import(import::ImportArgs),
     Serve(serve::ServeArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
@@ -54,7 +56,8 @@ Examples:
   hearth demo                    fine-tune a small built-in model, in a minute or two
   hearth doctor                  this computer's hardware, what of it hearth uses, what is wrong
   hearth inspect model.gguf      the tensors of a model file, and what looks wrong
-  hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
+  hearth fetch stabilityai/stable-diffusion-3.5-medium
+  hearth train --images my-cat --base stabilityai/stable-diffusion-3.5-medium --out cat
   hearth sample --base sd3 --prompt 'a red fox in the snow'
   hearth help doctor             help on one command
 

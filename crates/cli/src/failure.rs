@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anstyle::{AnsiColor, Style};
 use cluster::supervisor;
 use compute::ComputeError;
+use hub::HubError;
 use machine::RecordingError;
 use trainer::TrainerError;
 use weights::WeightsError;
@@ -27,6 +28,8 @@ pub enum Failure {
     Write { path: PathBuf, error: io::Error },
     /// A model file could not be read or written.
     Weights(WeightsError),
+    /// A model could not be downloaded.
+    Hub(HubError),
     /// Something could not be computed.
     Compute(ComputeError),
     /// A model could not be put together or run.
@@ -66,6 +69,12 @@ impl From<RecordingError> for Failure {
 impl From<WeightsError> for Failure {
     fn from(error: WeightsError) -> Self {
         Self::Weights(error)
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        Self::Hub(error)
     }
 }
 
@@ -141,6 +150,7 @@ impl Failure {
                 (format!("cannot write {}", path.display()), Some(error))
             }
             Self::Weights(error) => (error.to_string(), error.source()),
+            Self::Hub(error) => (error.to_string(), error.source()),
             Self::Compute(error) => (error.to_string(), error.source()),
             Self::Trainer(error) => (error.to_string(), error.source()),
             Self::Usage { problem, .. } => (problem.clone(), None),
@@ -158,6 +168,7 @@ impl Failure {
             Self::Read { .. } => "check that the file exists and may be read",
             Self::Write { .. } => "give an existing folder you may write to",
             Self::Weights(error) => error.hint(),
+            Self::Hub(error) => return error.hint(),
             Self::Compute(error) => error.hint(),
             Self::Trainer(error) => return error.hint(),
             Self::Usage { hint, .. } => hint,

@@ -50,9 +50,9 @@ fn main() -> ExitCode {
         // MPI waits for it, and would not let the process end.
         failure if failure.is_rank_lost() => interrupt::leave(1),
         Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
-        Failure::Weights(WeightsError::Cancelled) | Failure::Compute(ComputeError::Cancelled) => {
-            ExitCode::from(interrupt::EXIT_CODE)
-        }
+        Failure::Weights(WeightsError::Cancelled)
+        | Failure::Compute(ComputeError::Cancelled)
+        | Failure::Hub(hub::HubError::Cancelled) => ExitCode::from(interrupt::EXIT_CODE),
         _ => ExitCode::FAILURE,
     }
 }
@@ -71,6 +71,7 @@ fn args() -> Result<Cli, Failure> {
 fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     match args.command {
         CliCommand::Demo(arguments) => commands::demo::run(&arguments, out),
+        CliCommand::Fetch(arguments) => commands::fetch::run(&arguments, out),
         CliCommand::Doctor(arguments) => commands::doctor::run(&arguments, out),
         CliCommand::Inspect(arguments) => commands::inspect::run(&arguments, out),
         CliCommand::Shard(arguments) => commands::shard::run(&arguments, out),
@@ -82,6 +83,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Runs(arguments) => commands::runs::run(&arguments, out),
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
+        CliCommand::Import(arguments) => commands::import::run(&arguments, out),
         CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),
         CliCommand::Verify(arguments) => commands::verify::run(&arguments, out),
         CliCommand::Bench(arguments) => commands::bench::run(&arguments, out),

@@ -13,6 +13,7 @@ use weights::WeightsError;
 use weights::error::io_hint;
 
 use crate::config::ConfigError;
+use crate::import::ImportError;
 use crate::model::encoder::tokenizer::TokenizerError;
 
 /// What every fallible function here returns.
@@ -53,6 +54,9 @@ pub enum TrainerError {
     /// The job is not valid.
     #[error(transparent)]
     Job(#[from] ConfigError),
+    /// A config of another trainer cannot be imported.
+    #[error(transparent)]
+    Import(#[from] ImportError),
     /// A tokenizer could not be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -98,6 +102,24 @@ pub enum TrainerError {
         /// Each part, and where it was looked for.
         missing: Vec<String>,
         /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A model that was named, and is not on this computer.
+    #[error("no model {name}: there is no such path, and it is not in the Hugging Face cache {}", path.display())]
+    NotFetched {
+        /// As it is typed.
+        name: String,
+        /// The cache.
+        path: PathBuf,
+    },
+    /// A model in the cache that lacks files.
+    #[error("the download of {name} is not complete, {missing} missing: {}", path.display())]
+    PartlyFetched {
+        /// As it is typed.
+        name: String,
+        /// Names of files, and a verb.
+        missing: String,
+        /// The snapshot.
         path: PathBuf,
     },
     /// A model of another kind than is needed, or one that hearth does not know.
@@ -503,6 +525,12 @@ impl TrainerError {
     pub fn hint(&self) -> Cow<'static, str> {
         let fixed = match self {
             Self::TooLarge { remedy: Some(remedy), .. } => return remedy.to_string().into(),
+            Self::NotFetched { name, .. } => {
+                return format!("`hearth fetch {name}` downloads it; or check the path").into();
+            }
+            Self::PartlyFetched { name, .. } => {
+                return format!("`hearth fetch {name}` goes on where it stopped").into();
+            }
             Self::Compute(error) => error.hint(),
             Self::Weights(error) => error.hint(),
             Self::Cluster(error) => error.hint(),
@@ -512,6 +540,7 @@ impl TrainerError {
                                          can be set in the job"
             }
             Self::Job(error) => return error.hint(),
+            Self::Import(error) => return error.hint(),
             Self::Tokenizer(error) => error.hint(),
             Self::ChatTemplate { .. } => {
                 "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
@@ -536,6 +565,7 @@ impl TrainerError {
             Self::Adapter { .. } => "use an adapter that was trained for this model",
             Self::NotFinite { .. } => {
                 "its training diverged: use another, or train it again with a lower learning rate; \
+            Self::Import(error) => return error.hint(),
                  `hearth export --force` takes it as it is"
             }
             Self::OutputLost { .. } => {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! error fingerprint kernel_cache suggest hashes pixels objective small tools, the loss
-//! model data progress text config                                models, datasets, the job's configuration
+//! model data progress text config import                         models, datasets, the job's configuration
 //! event report                                                   events of a run, and its HTML report
 //! cost optim sample demo cache export                            optimizers, sampling, the latent cache, file formats
 //! task plan train                                                the training task, its plan, the training loop
@@ -22,6 +22,7 @@ pub(crate) mod suggest;
 // Models, datasets, and the job's configuration.
 pub mod config;
 pub mod data;
+pub mod import;
 pub mod model;
 pub mod progress;
 pub mod text;

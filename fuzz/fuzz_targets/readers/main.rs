@@ -9,6 +9,7 @@ mod checkpoint;
 mod clip;
 mod events;
 mod image;
+mod import;
 mod job;
 mod language_gguf;
 mod metadata;
@@ -21,13 +22,14 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 
-const READERS: [(&str, fn(&[u8])); 12] = [
+const READERS: [(&str, fn(&[u8])); 13] = [
     ("adapter", adapter::read),
     ("chat_template", chat_template::read),
     ("checkpoint", checkpoint::read),
     ("clip", clip::read),
     ("events", events::read),
     ("image", image::read),
+    ("import", import::read),
     ("job", job::read),
     ("language_gguf", language_gguf::read),
     ("metadata", metadata::read),

@@ -9,6 +9,7 @@ use trainer::export::gguf;
 use weights::copy::{CopyOptions, CopyTarget, copy};
 use weights::{Catalog, FileDtype};
 
+use super::model_arg::ModelArg;
 use crate::commands::CommandOutcome;
 use crate::commands::output;
 use crate::commands::shard::print_files;
@@ -27,8 +28,8 @@ Examples:
   hearth convert model/ --out model-f32.safetensors --dtype f32
   hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q8_0")]
 pub struct ConvertArgs {
-    /// Model file, shard index or folder
-    path: PathBuf,
+    /// Model file, shard index or folder, or the name of a fetched model
+    path: ModelArg,
 
     /// Output file: .safetensors or .gguf; an existing one is replaced once all is written
     #[arg(long, value_name = "FILE")]
@@ -61,7 +62,7 @@ pub fn run(arguments: &ConvertArgs, out: &mut dyn Write) -> Result<CommandOutcom
             format!("cannot write {}, accepted are .safetensors and .gguf", file.display());
         return Err(request(problem, "end the name in .safetensors, or in .gguf for llama.cpp"));
     }
-    let catalog = Catalog::open(path)?;
+    let catalog = Catalog::open(path.checked()?)?;
     output::check_file(file)?;
     if ending == "gguf" {
         return run_gguf(arguments, catalog.bytes(), out);

@@ -96,21 +96,27 @@ pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
 const YOUR_OWN: &str =
     "hearth train --images YOUR-IMAGES --base STABLE-DIFFUSION-3.5-FOLDER --out YOUR-LORA";
 
-/// Reads the job with its paths inside the folder, and unpacks the model there.
+/// Reads the job, and unpacks the model into the folder.
 fn prepare(folder: &Path) -> Trained<RunConfig> {
-    let base = folder.join("base");
+    let config = job(folder)?;
+    output_folder::check(&config, &[show::FILE_NAME])?;
+    unpack(&folder.join("base"))?;
+    Ok(config)
+}
+
+/// The job with its paths inside the folder.
+fn job(folder: &Path) -> Trained<RunConfig> {
+    // `hearth-demo/base`, which is not there yet, would be the name of a model on the hub.
+    let base = Path::new(".").join(folder).join("base");
     let mut raw = RawConfig::from_text(JOB, Path::new("recipes/demo.toml"))?;
     for (key, path) in [
-        ("base.path", base.clone()),
+        ("base.path", base),
         ("data.images", folder.join("images")),
         ("output.folder", folder.to_owned()),
     ] {
         raw.set_path(key, &path)?;
     }
-    let config = raw.resolve()?;
-    output_folder::check(&config, &[show::FILE_NAME])?;
-    unpack(&base)?;
-    Ok(config)
+    Ok(raw.resolve()?)
 }
 
 /// Makes the parts of the built-in model that are not trained by `recipes/demo-base.toml`.
@@ -149,4 +155,18 @@ fn free_name() -> PathBuf {
     let names = (2..).map(|n| PathBuf::from(format!("hearth-demo-{n}")));
     let mut names = std::iter::once(PathBuf::from("hearth-demo")).chain(names);
     names.find(|name| !name.exists()).expect("there is no end of numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_in_the_folder_and_not_on_the_hub() {
+        for folder in ["hearth-demo", "some/where", "/models/demo"] {
+            let base = job(Path::new(folder)).unwrap().base.path;
+            assert!(base.ends_with(Path::new(folder).join("base")), "{}", base.display());
+            assert!(weights::hub::HubPath::of(&base).is_none(), "{}", base.display());
+        }
+    }
 }

@@ -4,7 +4,7 @@ mod full;
 mod language;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use trainer::TrainerError;
@@ -15,6 +15,7 @@ use trainer::model::adapter::read::AdapterFile;
 use trainer::model::{self, OpenModel};
 use trainer::train::full::FullCheckpoint;
 
+use super::model_arg::ModelArg;
 use super::named_value::{self, NamedValue};
 use super::parts::PartArgs;
 use crate::commands::CommandOutcome;
@@ -39,11 +40,12 @@ Examples:
   hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
 pub struct ExportArgs {
     /// Adapter: a file, a PEFT folder, the folder of a run, or one of its checkpoints
-    adapter: PathBuf,
+    adapter: ModelArg,
 
-    /// Base model: a diffusers or transformers folder, a GGUF file, or a single-file checkpoint
-    #[arg(long, value_name = "PATH")]
-    base: PathBuf,
+    /// Base model: a diffusers or transformers folder, a GGUF file, a single-file checkpoint, or the name of a
+    /// fetched model
+    #[arg(long, value_name = "MODEL")]
+    base: ModelArg,
 
     #[command(flatten)]
     parts: PartArgs,
@@ -105,7 +107,9 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
     if arguments.merge {
         return run_merge(arguments, AdapterMerge::plan(&pipeline)?, out);
     }
-    let stem = || arguments.adapter.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let adapter = weights::hub::model_name(&arguments.adapter);
+    let stem =
+        || Path::new(&adapter).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
     let is_wanted =

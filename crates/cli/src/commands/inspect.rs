@@ -4,10 +4,12 @@ use std::fs::DirEntry;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use trainer::model::kind::MODEL_INDEX;
 use weights::checksum::checksum;
 use weights::survey::{is_lora_up, odd_values, oddities, value_stats};
 use weights::{Catalog, TensorInfo, WeightsError};
 
+use super::model_arg::ModelArg;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
@@ -27,8 +29,8 @@ Examples:
   hearth inspect model/ --values                look for NaN and infinity in all values
   hearth inspect model/ --json | jq '.[].tensors[].name'")]
 pub struct InspectArgs {
-    /// Model file, shard index or folder
-    path: PathBuf,
+    /// Model file, shard index or folder, or the name of a fetched model
+    path: ModelArg,
 
     /// List every tensor instead of one line per repeated layer
     #[arg(long)]
@@ -48,7 +50,7 @@ pub struct InspectArgs {
 }
 
 pub fn run(arguments: &InspectArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let catalogs = open_all(&arguments.path)?;
+    let catalogs = open_all(arguments.path.checked()?)?;
     let looked_at = |tensor: &TensorInfo| arguments.values || is_lora_up(&tensor.name);
     let tensors = catalogs.iter().flat_map(|catalog| &catalog.tensors);
     let looked_at_bytes: u64 =
@@ -74,11 +76,13 @@ pub fn run(arguments: &InspectArgs, out: &mut dyn Write) -> Result<CommandOutcom
     Ok(CommandOutcome::Done)
 }
 
-/// A pipeline folder has its models in subfolders, one per component.
+/// A pipeline folder has its models in subfolders, one per component; files beside them are the same in one piece.
 fn open_all(path: &Path) -> Result<Vec<Catalog>, WeightsError> {
-    match Catalog::open_each(path) {
-        Err(WeightsError::NoModel { .. }) => {}
-        opened => return opened,
+    if !path.join(MODEL_INDEX).exists() {
+        match Catalog::open_each(path) {
+            Err(WeightsError::NoModel { .. }) => {}
+            opened => return opened,
+        }
     }
     let list = |source| WeightsError::io("list", path, source);
     let entries =

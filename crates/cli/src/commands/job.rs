@@ -1,15 +1,17 @@
 //! A job as it is given on the command line: a file, or images or texts and a model; and flags for the
 //! keys that people change most.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use trainer::TrainerError;
 use trainer::config::{ConfigError, RawConfig, RunConfig};
+use trainer::model::kind;
+use weights::hub::{self, HubPath};
 
 use crate::failure::Failure;
 
 /// Which job.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct JobArgs {
     /// Job file (TOML); docs/config.md lists its keys
     #[arg(value_name = "JOB")]
@@ -23,9 +25,9 @@ pub struct JobArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "images")]
     text: Option<PathBuf>,
 
-    /// Base model: a diffusers or transformers folder, a single-file checkpoint, or a GGUF file
-    /// [base.path]
-    #[arg(long, value_name = "PATH")]
+    /// Base model: a diffusers or transformers folder, a single-file checkpoint, a GGUF file, or the name of a
+    /// fetched model, such as black-forest-labs/FLUX.1-dev [base.path]
+    #[arg(long, value_name = "MODEL")]
     base: Option<PathBuf>,
 
     /// Output folder [output.folder]
@@ -71,6 +73,16 @@ pub struct JobArgs {
     set: Vec<String>,
 }
 
+/// What a plan says in the place of a folder that nobody named.
+const ASSUMED_DATA: &str = "images-or-texts";
+
+/// Whether this is a model where a job file could be: a folder, or a name of the hub.
+fn is_model(path: &Path) -> bool {
+    let is_name =
+        || path.to_str().is_some_and(|text| HubPath::of(&hub::locate(text, path)).is_some());
+    path.is_dir() || !path.exists() && is_name()
+}
+
 /// A flag, the key of the job that it stands for, and what was typed after it.
 pub type JobFlag<'a> = (&'static str, &'static str, Option<&'a str>);
 
@@ -88,6 +100,21 @@ impl JobArgs {
             }
             resolved => resolved.map_err(|error| Failure::Trainer(TrainerError::Job(error))),
         }
+    }
+
+    /// The same for a plan, for which a model alone is enough: what it would be trained on is assumed.
+    pub fn resolve_planned(&self) -> Result<RunConfig, Failure> {
+        let Some(model) = self.file.as_ref().filter(|path| is_model(path)) else {
+            return self.resolve("plan");
+        };
+        let located = hub::locate(&model.to_string_lossy(), model);
+        let assumed = |is_text| {
+            (kind::is_language_or_named(&located) == is_text).then(|| ASSUMED_DATA.into())
+        };
+        let has_data = self.images.is_some() || self.text.is_some();
+        let [images, text] = [false, true].map(|is_text| assumed(is_text).filter(|_| !has_data));
+        let (images, text) = (self.images.clone().or(images), self.text.clone().or(text));
+        Self { file: None, base: Some(model.clone()), images, text, ..self.clone() }.resolve("plan")
     }
 
     fn typed(&self, more: &[JobFlag<'_>]) -> Result<RawConfig, ConfigError> {

@@ -1,25 +1,25 @@
 //! The files and folders of an image model besides its checkpoint.
 
-use std::path::PathBuf;
-
 use trainer::model::diffusion::implementation::Implementation;
 use trainer::model::diffusion::paths::PartPaths;
+
+use super::model_arg::ModelArg;
 
 /// Where the parts are that a checkpoint lacks.
 #[derive(Debug, clap::Args)]
 pub struct PartArgs {
     /// Folder with what a checkpoint lacks: a diffusers folder, or one with tokenizers alone
     #[arg(long, value_name = "FOLDER")]
-    rest: Option<PathBuf>,
+    rest: Option<ModelArg>,
 
     /// VAE of a checkpoint, such as ae.safetensors [default: in --rest, or beside the checkpoint]
     #[arg(long, value_name = "FILE")]
-    vae: Option<PathBuf>,
+    vae: Option<ModelArg>,
 
     /// Text encoder of a checkpoint, such as `clip_l.safetensors`; may be given several times
     /// [default: in --rest, or beside the checkpoint]
     #[arg(long = "text-encoder", value_name = "FILE")]
-    text_encoders: Vec<PathBuf>,
+    text_encoders: Vec<ModelArg>,
 
     /// Whose prompt templates and sigmas Kandinsky 5 is run with: original, or diffusers
     /// [default: original]
@@ -31,9 +31,9 @@ impl PartArgs {
     pub fn paths(&self) -> PartPaths {
         let Self { rest, vae, text_encoders, implementation } = self;
         PartPaths {
-            rest: rest.clone(),
-            vae: vae.clone(),
-            text_encoders: text_encoders.clone(),
+            rest: rest.as_ref().map(ModelArg::to_owned_path),
+            vae: vae.as_ref().map(ModelArg::to_owned_path),
+            text_encoders: text_encoders.iter().map(ModelArg::to_owned_path).collect(),
             implementation: *implementation,
         }
     }

@@ -17,6 +17,7 @@ use trainer::task::traits::{DatasetSummary, Task};
 use trainer::train::compress;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::language::LanguagePipeline;
+use weights::Catalog;
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
 use super::job::JobArgs;
@@ -24,7 +25,7 @@ use super::output;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::plan::{MORE_BYTES, PlanReport, PlanTarget};
+use crate::render::plan::{MORE_BYTES, PlanReport, PlanTarget, PlannedDownload};
 
 /// Show the memory and time that a job takes, without running it.
 ///
@@ -36,6 +37,7 @@ use crate::render::plan::{MORE_BYTES, PlanReport, PlanTarget};
 #[command(after_help = "\
 Examples:
   hearth plan job.toml
+  hearth plan black-forest-labs/FLUX.1-dev              a model alone, also before it is downloaded
   hearth plan job.toml --limit 8GB                      in less memory
   hearth plan job.toml --plot memory.html               memory over one step, as a chart
   hearth plan job.toml --resolution 512 --json | jq .peak_bytes
@@ -65,7 +67,7 @@ pub struct PlanArgs {
 }
 
 pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let config = arguments.job.resolve("plan")?;
+    let config = arguments.job.resolve_planned()?;
     if let Some(path) = &arguments.plot {
         output::check_file(path)?;
     }
@@ -93,28 +95,33 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
             let pipeline = Pipeline::open_or_published(&config.base.path, &parts)?;
             let task = &DiffusionTask::new(&config, &pipeline)?;
             let dataset = &DatasetSummary::estimate(task, config.train.batch_size)?;
-            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
+            let weight_bytes = Some(pipeline.weight_bytes());
+            let request = plan::PlanRequest { task, config: &config, dataset };
+            show(arguments, request, on, weight_bytes, out)
         }
         TrainingData::Texts { compress: Some(compress), .. } => {
             let opened = compress::open(&config, compress, true)?;
             let task = &opened.task(&config)?;
             let dataset = &task.dataset_summary(config.train.batch_size);
-            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
+            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, None, out)
         }
         TrainingData::Texts { compress: None, .. } => {
             let opened = LanguagePipeline::open(&config, true)?;
             let task = &opened.task(&config)?;
             let dataset = &task.dataset_summary(config.train.batch_size);
-            show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, out)
+            let weight_bytes = opened.base.catalog().map(Catalog::bytes);
+            let request = plan::PlanRequest { task, config: &config, dataset };
+            show(arguments, request, on, weight_bytes, out)
         }
     }
 }
 
-/// Plans, and says how it comes out.
+/// Plans, and says how it comes out. `weight_bytes` is the size of the base where that is known.
 fn show<L: Task>(
     arguments: &PlanArgs,
     job: plan::PlanRequest<'_, L>,
     on: PlanTarget,
+    weight_bytes: Option<u64>,
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     let room = on.budget();
@@ -147,7 +154,12 @@ fn show<L: Task>(
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
     let (config, is_nominal) = (job.config.clone(), job.dataset.is_nominal);
     let n_weights = job.task.tensors()?.iter().map(|want| want.shape.elements()).sum();
-    let planned = PlanReport { target: on, config, n_weights, plan, is_nominal, with_more };
+    let paths = config.model_paths().into_iter();
+    let about = |at: usize| weight_bytes.filter(|_| at == 0);
+    let downloads = paths.enumerate().filter_map(|(at, path)| PlannedDownload::of(path, about(at)));
+    let downloads = downloads.collect();
+    let planned =
+        PlanReport { target: on, config, n_weights, plan, is_nominal, with_more, downloads };
     if arguments.json {
         writeln!(out, "{:#}", planned.json())?;
     } else {
@@ -167,7 +179,7 @@ fn draw<L: Task>(
     let text = if path.extension().is_some_and(|end| end == "svg") {
         memory_plot::svg(&memory)
     } else {
-        let base = job.config.base.path.file_name().unwrap_or_default().to_string_lossy();
+        let base = weights::hub::model_name(&job.config.base.path);
         memory_plot::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
     };
     Ok(weights::write::write_whole(path, text.as_bytes())?)
@@ -206,6 +218,7 @@ impl PlanReport {
             "phases": phases,
             "chosen": settings(choice),
             "rejected": rejected.map(|it| self.rejected(it)).collect::<Vec<_>>(),
+            "downloads": self.downloads,
             "with_8gib_more": self.with_more.as_ref().map(|more| settings(&more.choice)),
         })
     }

@@ -13,7 +13,7 @@ pub fn so_far(config: &RunConfig, step: u64) -> String {
     match config.adapter.kind {
         AdapterKind::Lora | AdapterKind::Dora => format!("the adapter so far is in\n  {folder}"),
         AdapterKind::Full => {
-            let base = quoted(&config.base.path.display().to_string());
+            let base = quoted(&weights::hub::shown(&config.base.path));
             format!("the model so far:\n  hearth export {folder} --base {base} --out model")
         }
     }

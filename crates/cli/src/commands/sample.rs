@@ -19,8 +19,10 @@ use trainer::sample::clip::{self, Clip, ClipFileFormat};
 use trainer::sample::image_file::{self, ImageFileFormat};
 use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
 use trainer::text::Tokenizer;
+use weights::hub::model_name;
 
 use super::device::{COMPUTER, DeviceArgs, FormatArgs, MemoryLimitArg};
+use super::model_arg::ModelArg;
 use super::named_value;
 use super::output;
 use super::parts::PartArgs;
@@ -48,13 +50,14 @@ Examples:
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
   hearth sample --base Qwen3-4B.gguf --adapter notes --prompt 'Why is the sky blue?' --chat")]
 pub struct SampleArgs {
-    /// Base model: a diffusers or transformers folder, a GGUF file, or a single-file checkpoint
-    #[arg(long, value_name = "PATH")]
-    base: PathBuf,
+    /// Base model: a diffusers or transformers folder, a GGUF file, a single-file checkpoint, or the name of a
+    /// fetched model
+    #[arg(long, value_name = "MODEL")]
+    base: ModelArg,
 
     /// LoRA or `DoRA` adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
     #[arg(long, value_name = "PATH")]
-    adapter: Option<PathBuf>,
+    adapter: Option<ModelArg>,
 
     /// Prompt; may be given several times
     #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
@@ -402,10 +405,8 @@ fn parameters(
     request: &ImageRequest,
     written: &SampledImage,
 ) -> [(&'static str, String); 2] {
-    let file_name =
-        |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let base = file_name(&arguments.base);
-    let adapter = arguments.adapter.as_deref().map(file_name);
+    let base = model_name(&arguments.base);
+    let adapter = arguments.adapter.as_deref().map(model_name);
     let ([width, height], seed) = (request.size, written.seed);
     let version = env!("CARGO_PKG_VERSION");
     let negative = match request.negative.as_str() {
@@ -433,7 +434,7 @@ fn parameters(
         "seed": seed,
         "base": base,
         "adapter": adapter,
-        "latents": request.latents.as_deref().map(file_name),
+        "latents": request.latents.as_deref().map(model_name),
         "dtype": named_value::value_name(&arguments.formats.dtype),
         "quantise": arguments.formats.quantise.as_ref().map(named_value::value_name),
     });

@@ -9,6 +9,7 @@ use weights::Catalog;
 use weights::copy::{CopyOptions, CopyTarget, copy};
 use weights::write::{SHARD_BYTES, WrittenFile};
 
+use super::model_arg::ModelArg;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render::progress::ByteProgress;
@@ -22,8 +23,8 @@ Examples:
   hearth shard transformer/ --out joined/ --max-size 1TB      all in one file
   hearth shard transformer/ --out t/ --stem diffusion_pytorch_model")]
 pub struct ShardArgs {
-    /// Model file, shard index or folder
-    path: PathBuf,
+    /// Model file, shard index or folder, or the name of a fetched model
+    path: ModelArg,
 
     /// Output folder; created if it does not exist
     #[arg(long, value_name = "DIR")]
@@ -53,7 +54,7 @@ pub fn run(arguments: &ShardArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         let problem = "--max-size is 0, accepted is a size such as 2GB".into();
         return Err(TrainerError::Request { problem, hint: "leave it out for 10 GB" }.into());
     }
-    let catalog = Catalog::open(path)?;
+    let catalog = Catalog::open(path.checked()?)?;
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::Write { path: folder.clone(), error })?;
     let progress = ByteProgress::begin("writing", catalog.bytes())?;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use trainer::verify::{VerifyRequest, verify};
 
 use super::device::{DeviceArgs, FormatArgs};
+use super::model_arg::ModelArg;
 use super::named_value;
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
@@ -27,11 +28,11 @@ Examples:
   hearth verify folder --weights elsewhere/model.safetensors --json")]
 pub struct VerifyArgs {
     /// Model folder with reference data
-    folder: PathBuf,
+    folder: ModelArg,
 
     /// Weights from elsewhere, also a single-file checkpoint
     #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
+    weights: Option<ModelArg>,
 
     /// Reference data from elsewhere
     #[arg(long, value_name = "FILE")]
@@ -62,8 +63,8 @@ pub fn run(arguments: &VerifyArgs, out: &mut dyn Write) -> Result<CommandOutcome
     let formats = FormatArgs { dtype: *dtype, quantise: *quantise };
     let device = engine.open(engine.limit_bytes(None)?)?;
     let question = VerifyRequest {
-        folder,
-        weights: weights.as_deref(),
+        folder: folder.checked()?,
+        weights: weights.as_ref().map(ModelArg::checked).transpose()?,
         golden: golden.as_deref(),
         adapter: adapter.as_deref(),
     };

@@ -4,6 +4,8 @@ pub mod bench;
 pub mod cache;
 pub mod doctor;
 pub mod export;
+pub mod fetch;
+pub mod import;
 pub mod inspect;
 pub mod line;
 pub mod plan;

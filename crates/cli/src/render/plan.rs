@@ -2,19 +2,24 @@
 //! memory would buy.
 
 use std::mem::discriminant;
+use std::path::Path;
 
 use compute::DeviceKind;
 use machine::budget::{MemoryBound, MemoryLimit};
 use machine::{Bytes, Machine, Provenance};
+use serde::Serialize;
 use trainer::config::{RunConfig, Switch};
 use trainer::event::{PlannedPhase, RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::plan::{DeviceBudget, Plan, PlanCandidate, RaisableLimit, Rates};
+use weights::hub::HubPath;
+use weights::hub::complete::FetchState;
+use weights::hub::listing::HubListing;
 
 use crate::render::doctor::limit_line;
 use crate::render::progress::duration;
 use crate::render::training::speed;
-use crate::text::{BOLD, DIM, GOOD, PLAIN, TextPage, bar, thousands};
+use crate::text::{BOLD, DIM, GOOD, PLAIN, TextPage, WARN, bar, thousands};
 
 /// Chosen: what the next size of a machine has more.
 pub const MORE_BYTES: usize = 8 << 30;
@@ -51,6 +56,45 @@ pub struct PlanReport {
     pub is_nominal: bool,
     /// What would be done with [`MORE_BYTES`] more.
     pub with_more: Option<Plan>,
+    /// Models that are not in the cache, or not all of them.
+    pub downloads: Vec<PlannedDownload>,
+}
+
+/// A model that `hearth fetch` would download.
+#[derive(Serialize)]
+pub struct PlannedDownload {
+    /// As it is typed.
+    pub name: String,
+    /// What is still to come, as far as the hub was ever asked.
+    pub bytes: Option<u64>,
+    /// Its weights in 16 bits, as most models are published.
+    pub about_bytes: Option<u64>,
+}
+
+impl PlannedDownload {
+    /// Of a model's path; nothing if it is there, or is no name.
+    pub fn of(path: &Path, about_bytes: Option<u64>) -> Option<Self> {
+        let found = HubPath::of(path).filter(|found| found.state() != FetchState::Complete)?;
+        let (name, snapshot) = (found.short_name(), found.snapshot());
+        let listing = HubListing::read(&machine::folders::cache_dir()?.join("hearth"), &name);
+        let missing = listing.map(|listing| {
+            let missing = listing.files.iter().filter(|file| !snapshot.join(&file.path).exists());
+            missing.map(|file| file.bytes).fold(0, u64::saturating_add)
+        });
+        Some(Self { name: name.to_string(), bytes: missing, about_bytes })
+    }
+
+    fn line(&self) -> String {
+        let Self { name, bytes: missing, about_bytes } = self;
+        let size = match (missing, about_bytes) {
+            (Some(missing), _) => format!("{} to come", Bytes(*missing)),
+            (None, Some(about)) => {
+                format!("about {}, exactly by `hearth fetch {name} --dry-run`", Bytes(*about))
+            }
+            (None, None) => format!("how large it is, `hearth fetch {name} --dry-run` tells"),
+        };
+        format!("not downloaded yet: `hearth fetch {name}`; {size}")
+    }
 }
 
 impl PlanReport {
@@ -71,6 +115,7 @@ pub fn page(planned: &PlanReport) -> String {
     if let Provenance::Documented { basis } = &machine.provenance {
         page.line(DIM, &format!("from published facts, not measured: {basis}"));
     }
+    planned.downloads.iter().for_each(|download| page.line(WARN, &download.line()));
     page.heading("memory");
     phases(planned, &mut page);
     let counted = if planned.target.budget().shares_memory() {
@@ -119,7 +164,7 @@ fn title(planned: &PlanReport) -> String {
         DeviceKind::Cuda { .. } => "its NVIDIA GPU".to_owned(),
         DeviceKind::Gpu { .. } => "its GPU".to_owned(),
     };
-    let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
+    let base = weights::hub::model_name(&planned.config.base.path);
     let weights = thousands(planned.n_weights);
     format!("{base}, {weights} parameters, on {}, {engine}", planned.target.machine.title)
 }

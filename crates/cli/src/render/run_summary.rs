@@ -11,6 +11,7 @@ use trainer::event::{BestCheckpoint, EndReason, EnergyUsed, RunEnd};
 use trainer::export::sample_command::{SampleCommand, sample_options};
 use trainer::model::diffusion::editing::REFERENCE_RESOLUTION;
 use trainer::report::format::number;
+use weights::hub::HubPath;
 
 use crate::render::progress::duration;
 use crate::text::{BOLD, DIM, TextPage, plural, thousands};
@@ -109,6 +110,9 @@ fn energy_of(energy: &EnergyUsed) -> String {
 
 /// A path as one would type it where the program was called.
 fn from_here(path: &Path) -> String {
+    if HubPath::of(path).is_some() {
+        return weights::hub::shown(path);
+    }
     let here = std::env::current_dir().unwrap_or_default();
     let below = path.strip_prefix(here).ok().filter(|below| below.components().next().is_some());
     below.unwrap_or(path).display().to_string()

@@ -1,9 +1,8 @@
 //! `[base]`: the model that is trained, and how it is held.
 
-use std::path::PathBuf;
-
 use compute::{Dtype, Quantisation};
 
+use super::model_path::ModelPath;
 use super::section::section;
 use super::value::words;
 use crate::model::diffusion::implementation::Implementation;
@@ -12,14 +11,14 @@ use crate::model::diffusion::paths::PartPaths;
 section! {
     /// The model that is trained, and how it is held.
     pub RawBase => BaseConfig {
-        /// Model to train: a diffusers or transformers folder, a checkpoint file, or a GGUF file of a language model or FLUX.1
-        path: PathBuf = Required, Any;
+        /// Model to train: a diffusers or transformers folder, a checkpoint file, or a GGUF file of a language model or FLUX.1; or the name of one that `hearth fetch` downloaded, such as `black-forest-labs/FLUX.1-dev`
+        path: ModelPath = Required, Any;
         /// Folder with what a checkpoint file lacks: a diffusers folder, or one with `tokenizer/` and `tokenizer_2/` alone
-        rest: Option<PathBuf> = Default(None), Any;
+        rest: Option<ModelPath> = Default(None), Any;
         /// VAE of a checkpoint file, such as `ae.safetensors`. Not set: in `base.rest`, or beside the checkpoint
-        vae: Option<PathBuf> = Default(None), Any;
+        vae: Option<ModelPath> = Default(None), Any;
         /// Text encoders of a checkpoint file, such as `clip_l.safetensors` and `t5xxl_fp16.safetensors`. Empty: in `base.rest`, or beside the checkpoint
-        text_encoders: Vec<PathBuf> = Default(Vec::new()), Any;
+        text_encoders: Vec<ModelPath> = Default(Vec::new()), Any;
         /// Whose prompt templates and sigmas Kandinsky 5 is run with: `original`, its authors', or `diffusers`. Not set: `original`
         implementation: Option<Implementation> = Default(None), Any;
         /// Train from scratch: the weights of the base are replaced by random ones
@@ -38,9 +37,9 @@ impl BaseConfig {
     pub fn parts(&self) -> PartPaths {
         let Self { rest, vae, text_encoders, implementation, .. } = self;
         PartPaths {
-            rest: rest.clone(),
-            vae: vae.clone(),
-            text_encoders: text_encoders.clone(),
+            rest: rest.as_ref().map(Into::into),
+            vae: vae.as_ref().map(Into::into),
+            text_encoders: text_encoders.iter().map(Into::into).collect(),
             implementation: *implementation,
         }
     }

@@ -23,6 +23,7 @@ pub mod data;
 pub mod error;
 pub mod generate;
 pub mod machine;
+pub mod model_path;
 pub mod optimizer;
 pub mod output;
 mod reference;
@@ -324,6 +325,14 @@ impl RunConfig {
     /// Where a value was decided; nothing for a key that means nothing in this job.
     pub fn origin(&self, key: &str) -> Option<&ValueOrigin> {
         self.rows.origin(key)
+    }
+
+    /// All that the job reads models from.
+    pub fn model_paths(&self) -> Vec<&Path> {
+        let BaseConfig { path, rest, vae, text_encoders, .. } = &self.base;
+        let tokenizer = self.data.texts().ok().and_then(|(text, _)| text.tokenizer.as_ref());
+        let parts = rest.iter().chain(vae).chain(text_encoders).chain(tokenizer);
+        std::iter::once(path).chain(parts).map(|path| &**path).collect()
     }
 
     /// Whether nobody typed it, so that a plan may choose.

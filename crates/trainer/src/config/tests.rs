@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::adapter::AdapterKind;
 use super::data::ValidationSplit;
+use super::model_path::ModelPath;
 use super::renamed::RENAMED;
 use super::section::KeyDefault;
 use super::train::TrainLength;
@@ -67,8 +68,8 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "compress.estimator=gumbel",
     "compress.discount=0.5",
     "compress.policy_weight=2",
-    "compress.early_weight=0.2",
     "compress.exploration=0.1",
+    "compress.early_weight=0.2",
     "compress.window=32",
     "compress.layers=3",
     "compress.width=128",
@@ -299,7 +300,7 @@ fn paths_are_relative_to_what_they_are_typed_in() {
     let mut raw = RawConfig::from_file(&path).unwrap();
     raw.set("data.images=others").unwrap();
     let run = raw.resolve().unwrap();
-    assert_eq!(run.base.path, folder.path().join("model"));
+    assert_eq!(*run.base.path, *folder.path().join("model"));
     assert_eq!(run.output.folder, folder.path().join("output"));
     assert_eq!(
         run.data.images().unwrap().0.images,
@@ -743,7 +744,9 @@ fn recipes_are_jobs() {
         let path = entry.unwrap().path();
         let run = RawConfig::from_file(&path).and_then(RawConfig::resolve);
         let run = run.unwrap_or_else(|error| panic!("{error}"));
-        assert!(run.base.path.starts_with(root().canonicalize().unwrap()), "{:?}", run.base.path);
+        let is_named = weights::hub::HubPath::of(&run.base.path).is_some();
+        let is_local = run.base.path.starts_with(root().canonicalize().unwrap());
+        assert!(is_named || is_local, "{:?}", run.base.path);
         n_recipes += 1;
     }
     assert!(n_recipes > 1);
@@ -852,4 +855,19 @@ fn settings_of_an_old_checkpoint_are_compared_under_new_names() {
         let expected = (new_key.to_owned(), new_value.to_owned());
         assert_eq!(renamed::under_new_names(key, value), expected);
     }
+}
+
+#[test]
+fn a_model_may_be_named_where_a_path_is() {
+    let named = |value: &str| set(&[&format!("base.path={value}")]).unwrap().base.path;
+    let snapshot =
+        |path: &ModelPath| weights::hub::HubPath::of(path).map(|it| it.short_name().to_string());
+    assert_eq!(snapshot(&named("hf:owner/name")).as_deref(), Some("owner/name"));
+    assert_eq!(snapshot(&named("owner/name@v1")).as_deref(), Some("owner/name@v1"));
+    assert_eq!(snapshot(&named("src/config")), None, "a folder of that name is here");
+    assert_eq!(snapshot(&named("./owner/name")), None);
+    let refused = set(&["base.path=hf:name"]).unwrap_err().to_string();
+    assert!(refused.contains("OWNER/NAME"), "{refused}");
+    let parts = set(&["base.path=x.safetensors", "base.vae=hf:owner/name/ae.safetensors"]).unwrap();
+    assert!(parts.base.vae.unwrap().ends_with("models--owner--name/snapshots/main/ae.safetensors"));
 }

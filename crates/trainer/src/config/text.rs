@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::error::ConfigError;
+use super::model_path::ModelPath;
 use super::section::section;
 use super::source::RawValue;
 use super::value::{ConfigValue, words};
@@ -15,8 +16,8 @@ section! {
         path: PathBuf = Required, Any;
         /// Sequence length in tokens; short documents are packed together, long ones split
         length: usize = Default(1024), Within(8.0, 1_048_576.0);
-        /// tokenizer.json, or a folder or model with one. Not set: that of the base, or bytes if it has none
-        tokenizer: Option<PathBuf> = Default(None), Any;
+        /// tokenizer.json, or a folder or model with one, or the name of a model. Not set: that of the base, or bytes if it has none
+        tokenizer: Option<ModelPath> = Default(None), Any;
         /// Text held out for validation: a share of the documents below 1, or the path of other files
         validation: HeldOut = Default(HeldOut::None), Any;
         /// Use files outside a folder too, which links in it lead to

@@ -14,8 +14,9 @@ use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
 use super::diffusion::paths::PartPaths;
 use super::llama::language_model::LanguageModel;
 use super::llama::names;
+use super::llama::published::PublishedLlama;
 use super::vae::VaeConfig;
-use super::{component, config};
+use super::{component, config, hub};
 use crate::error::{Result, TrainerError};
 
 /// A model that hearth can use.
@@ -68,6 +69,11 @@ fn is_language(path: &Path) -> bool {
     is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
 }
 
+/// Whether a language model lies there, or a published one is named so.
+pub fn is_language_or_named(path: &Path) -> bool {
+    if hub::is_ready(path) { is_language(path) } else { PublishedLlama::by_path(path).is_some() }
+}
+
 /// Refuses a path that holds another kind of model than is needed.
 pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     let (found, hint) = match detect(path) {
@@ -86,7 +92,7 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
 /// The family, or the variant of one, of the diffusion model at a path, or of the published one that it is named
 /// after; `None` where that cannot be detected. Reads only headers.
 pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
-    if path.is_dir() {
+    if path.is_dir() && hub::is_ready(path) {
         let class = pipeline_class(path).ok()?;
         let family = DiffusionFamily::of_pipeline(&class)?;
         let config = DenoiserConfig::read(family, &path.join("transformer/config.json"));

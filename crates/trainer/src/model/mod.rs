@@ -10,6 +10,7 @@ pub mod diffusion;
 pub mod encoder;
 pub mod files;
 pub mod host;
+pub mod hub;
 pub mod kind;
 pub mod layer;
 pub mod llama;

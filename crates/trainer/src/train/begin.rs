@@ -61,7 +61,7 @@ pub(super) fn begin<'a, D: DataLoader>(
     let filled = device.fill_stats();
     events.emit(Event::Begin(RunStart {
         version: env!("CARGO_PKG_VERSION").into(),
-        base: config.base.path.display().to_string(),
+        base: weights::hub::shown(&config.base.path),
         engine: device_setup.name.clone(),
         format: FORMAT,
         from_step: progress.step,

@@ -99,7 +99,7 @@ impl RunFolder {
             });
         }
         if !config.base.random_init {
-            return Ok(config.base.path.clone());
+            return Ok(config.base.path.to_path_buf());
         }
         let place = self.path.join(INITIAL);
         if !self.options.resume && place.exists() {

@@ -63,7 +63,7 @@ impl FullCheckpoint {
         // After a random init, tensors that are not trained come from the initial model.
         let initial = run.join(INITIAL);
         if config.base.random_init && initial.exists() {
-            config.base.path = initial;
+            config.base.path = initial.into();
         }
         Self::of_run(config, folder).map(Some)
     }

@@ -81,19 +81,19 @@ fn a_model_card_is_written_into_the_run_folder() {
 
 #[test]
 fn cards_of_editing_models_begin_with_an_image() {
-    let kontext = ["base.path=models/FLUX.1-Kontext-dev"];
+    let kontext = ["base.path=./models/FLUX.1-Kontext-dev"];
     let class =
         "from diffusers import FluxKontextPipeline\nfrom diffusers.utils import load_image\n";
     says(
         &render(&facts(&kontext)),
         &[class, "    image=load_image(\"reference.png\"), width=", " --reference reference.png\n"],
     );
-    let small = ["base.path=models/FLUX.1-Kontext-dev", "sample.size=512"];
+    let small = ["base.path=./models/FLUX.1-Kontext-dev", "sample.size=512"];
     says(
         &render(&facts(&small)),
         &["width=512, height=512, num_inference_steps=28, max_area=262144"],
     );
-    let mut facts = facts(&["base.path=models/Qwen-Image-Edit-2509"]);
+    let mut facts = facts(&["base.path=./models/Qwen-Image-Edit-2509"]);
     facts.samples.last_mut().unwrap().references =
         ["samples/a.png", "samples/b.png"].map(Into::into).into();
     says(
@@ -109,7 +109,7 @@ fn cards_of_editing_models_begin_with_an_image() {
 /// The base's own licence on the hub and in words, and calls of diffusers that give what hearth gives.
 #[test]
 fn cards_of_flux_state_its_licence_and_its_guidance() {
-    let card = render(&facts(&["base.path=models/FLUX.1-dev"]));
+    let card = render(&facts(&["base.path=./models/FLUX.1-dev"]));
     let link = "https://huggingface.co/black-forest-labs/FLUX.1-dev/blob/main/LICENSE.md";
     let name = "license: other\nlicense_name: flux-1-dev-non-commercial-license\nlicense_link:";
     says(&card, &[&format!("{name} \"{link}\"\n"), "which allows non-commercial use", "- flux\n"]);
@@ -120,9 +120,9 @@ fn cards_of_flux_state_its_licence_and_its_guidance() {
     let never = |card: &str, what: &str| assert!(!card.contains(what), "{what} is in:\n{card}");
     never(&card, "max_sequence_length");
     never(&card, "true_cfg_scale");
-    let guided = ["base.path=models/FLUX.1-dev", "sample.true_cfg_scale=2.5"];
+    let guided = ["base.path=./models/FLUX.1-dev", "sample.true_cfg_scale=2.5"];
     says(&render(&facts(&guided)), &["true_cfg_scale=2.5, negative_prompt="]);
-    let card = render(&facts(&["base.path=models/FLUX.1-schnell"]));
+    let card = render(&facts(&["base.path=./models/FLUX.1-schnell"]));
     says(&card, &["license: \"apache-2.0\"\n", "Apache License 2.0", "max_sequence_length=256)"]);
     never(&card, "guidance_scale=");
     let card = render(&facts(&[]));

@@ -14,8 +14,8 @@ use super::LoraWeights;
 use super::names::{EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
 use crate::error::{Result, TrainerError};
 use crate::model::build::{TensorRole, TensorSpec};
-use crate::model::config;
 use crate::model::tensor_piece::{TensorPiece, stored_rows};
+use crate::model::{config, hub};
 
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,7 @@ pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
 impl AdapterFile {
     /// Opens a file, or a folder as PEFT, diffusers or a run of hearth write it; a checkpoint is one.
     pub fn open(path: &Path) -> Result<Self> {
+        hub::check_exists(path)?;
         let path = &resolve_file(path)?;
         let catalog = Catalog::open(path)?;
         let is_peft = path.ends_with(PEFT_FILE);

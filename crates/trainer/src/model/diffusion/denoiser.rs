@@ -77,7 +77,7 @@ macro_rules! families {
             /// The same for the variant that the name of a model's folder or file says.
             #[must_use]
             pub fn with_name(self, path: &Path) -> Self {
-                let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+                let name = weights::hub::model_name(path).to_lowercase();
                 match self { $(Self::$name(config) => Self::$name(config.with_name(&name)),)+ }
             }
 

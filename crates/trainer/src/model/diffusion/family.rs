@@ -163,7 +163,7 @@ impl DiffusionFamily {
 impl PublishedPipeline {
     /// The model that a folder is named after: its name begins with the model's, ignoring case.
     pub fn by_path(path: &Path) -> Option<(&'static DiffusionFamily, &'static Self)> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
+        let name = weights::hub::model_name(path).to_lowercase();
         let all =
             FAMILIES.iter().flat_map(|family| family.published.iter().map(|it| (*family, it)));
         let fits = all.filter(|(_, model)| name.starts_with(model.name));

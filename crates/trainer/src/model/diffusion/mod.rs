@@ -46,7 +46,7 @@ use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::adapter::{AdaptedComponent, AdapterWeights, Adapters, LoraWeights};
 use crate::model::build::Precision;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
-use crate::model::{config, kind};
+use crate::model::{config, hub, kind};
 
 /// The open parts of a pipeline.
 pub struct Pipeline {
@@ -67,10 +67,12 @@ pub struct Pipeline {
 impl Pipeline {
     /// Opens a folder; or a checkpoint, with `parts` for what it lacks.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self> {
+        hub::check(path)?;
         if !path.exists() {
             return Err(not_there(path));
         }
         kind::check(path, kind::ModelKind::Image)?;
+        parts.check()?;
         let search = PartSearch::new(path, parts)?;
         let mut transformer = transformer(&search)?;
         transformer.config = as_told(transformer.config, path, parts)?;
@@ -88,7 +90,7 @@ impl Pipeline {
     /// can be built on the meta device like any other.
     pub fn open_or_published(path: &Path, parts: &PartPaths) -> Result<Self> {
         match PublishedPipeline::by_path(path) {
-            Some((_, model)) if !path.exists() => Self::meta(path, model, parts),
+            Some((_, model)) if !hub::is_ready(path) => Self::meta(path, model, parts),
             _ => Self::open(path, parts),
         }
     }
@@ -127,6 +129,12 @@ impl Pipeline {
     /// Whether it was opened by its published config, without files.
     pub fn is_published(&self) -> bool {
         self.transformer.catalog.is_meta()
+    }
+
+    /// Bytes of all its weights, as they are on disk or would be.
+    pub fn weight_bytes(&self) -> u64 {
+        let adapted = self.adapted_components();
+        adapted.iter().map(|part| part.catalog.bytes()).sum::<u64>() + self.vae.catalog().bytes()
     }
 
     /// Loads an adapter beside the layers it is for.

@@ -18,7 +18,7 @@ use super::implementation::Implementation;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
 use crate::model::encoder::{clip, qwen25vl, t5};
-use crate::model::{component, kind};
+use crate::model::{component, hub, kind};
 
 /// What a user named besides the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,12 @@ pub struct PartPaths {
 }
 
 impl PartPaths {
+    /// Refuses parts that were named as models of the hub and are not in its cache.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { rest, vae, text_encoders, .. } = self;
+        rest.iter().chain(vae).chain(text_encoders).try_for_each(|path| hub::check_exists(path))
+    }
+
     /// A folder with all that a checkpoint lacks.
     pub fn rest(folder: &Path) -> Self {
         Self { rest: Some(folder.into()), ..Self::default() }

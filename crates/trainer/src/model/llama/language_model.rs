@@ -18,7 +18,7 @@ use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
 use crate::model::files::{self, WeightFiles};
-use crate::model::{component, config, kind};
+use crate::model::{component, config, hub, kind};
 
 /// The model, open.
 pub struct LanguageModel {
@@ -37,6 +37,7 @@ pub struct LanguageModel {
 impl LanguageModel {
     /// Opens a folder or a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
+        hub::check(path)?;
         if !path.exists() {
             return Err(not_there(path));
         }
@@ -62,7 +63,7 @@ impl LanguageModel {
     /// can be built on the meta device like any other.
     pub fn open_or_published(path: &Path) -> Result<Self> {
         match PublishedLlama::by_path(path) {
-            Some(model) if !path.exists() => {
+            Some(model) if !hub::is_ready(path) => {
                 let config = model.config();
                 let tensors = tensor_specs(|build| Llama::new(&config, build))?;
                 let sizes = |want: &TensorSpec| {
@@ -206,7 +207,7 @@ fn not_there(path: &Path) -> TrainerError {
         problem: format!("no model at {}", path.display()),
         hint: match PublishedLlama::by_path(path) {
             Some(_) => {
-                "download it from huggingface.co to that folder; a plan needs its name alone"
+                "`hearth fetch OWNER/NAME` downloads it, give that name as the base; a plan needs its name alone"
             }
             None => "check the path",
         },

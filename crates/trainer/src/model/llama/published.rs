@@ -87,7 +87,7 @@ const TABLE: [PublishedLlamaRow; 15] = [
 impl PublishedLlama {
     /// The model that a folder is named after: its name begins with the model's, ignoring case.
     pub fn by_path(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
+        let name = weights::hub::model_name(path).to_lowercase();
         let name = name.strip_prefix("meta-").unwrap_or(&name);
         TABLE.iter().find(|row| name.starts_with(row.0)).map(Self)
     }

@@ -34,6 +34,7 @@ use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, TensorSpec};
+use crate::model::hub;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::preset::LlamaPreset;
 use crate::model::llama::published::PublishedLlama;
@@ -313,7 +314,7 @@ impl LanguagePipeline {
         };
         let is_there = !base.catalog().is_some_and(Catalog::is_meta);
         let tokenizer = match text.tokenizer.as_deref().or(base.tokenizer()) {
-            Some(path) if is_there => Tokenizer::open(path)?,
+            Some(path) if is_there => open_tokenizer(path)?,
             _ => Tokenizer::bytes(),
         };
         let (tokens, rows) = (tokenizer.vocab_size(), base.config.vocab_size);
@@ -385,8 +386,13 @@ fn vocabulary(path: &Path, is_planned: bool) -> Result<(Tokenizer, usize)> {
         [Some(path), path.parent()].into_iter().flatten().find_map(PublishedLlama::by_path);
     match published.filter(|_| is_planned && !path.exists()) {
         Some(model) => Ok((Tokenizer::bytes(), model.config().vocab_size)),
-        None => Ok(with_vocab_size(Tokenizer::open(path)?)),
+        None => Ok(with_vocab_size(open_tokenizer(path)?)),
     }
+}
+
+fn open_tokenizer(path: &Path) -> Result<Tokenizer> {
+    hub::check_exists(path)?;
+    Tokenizer::open(path)
 }
 
 fn with_vocab_size(tokenizer: Tokenizer) -> (Tokenizer, usize) {

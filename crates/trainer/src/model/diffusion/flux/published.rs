@@ -15,8 +15,8 @@ pub const ALL: &[PublishedPipeline] = &[
     DEV,
     PublishedPipeline {
         name: "flux.1-krea-dev",
-        hint: "download huggingface.co/black-forest-labs/FLUX.1-Krea-dev to that folder; a plan \
-               needs its name alone",
+        hint: "`hearth fetch black-forest-labs/FLUX.1-Krea-dev` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("FLUX.1-Krea-dev", "black-forest-labs/FLUX.1-Krea-dev"),
             ("flux1-krea-dev", "black-forest-labs/FLUX.1-Krea-dev"),
@@ -25,8 +25,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "flux.1-schnell",
-        hint: "download huggingface.co/black-forest-labs/FLUX.1-schnell to that folder; a plan \
-               needs its name alone",
+        hint: "`hearth fetch black-forest-labs/FLUX.1-schnell` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
             ("flux1-schnell", "black-forest-labs/FLUX.1-schnell"),
@@ -42,8 +42,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "flux.1-kontext-dev",
-        hint: "download huggingface.co/black-forest-labs/FLUX.1-Kontext-dev to that folder; a plan \
-               needs its name alone",
+        hint: "`hearth fetch black-forest-labs/FLUX.1-Kontext-dev` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("FLUX.1-Kontext-dev", "black-forest-labs/FLUX.1-Kontext-dev"),
             ("flux1-kontext-dev", "black-forest-labs/FLUX.1-Kontext-dev"),
@@ -56,7 +56,8 @@ pub const ALL: &[PublishedPipeline] = &[
 
 const DEV: PublishedPipeline = PublishedPipeline {
     name: "flux.1-dev",
-    hint: "download huggingface.co/black-forest-labs/FLUX.1-dev to that folder; a plan needs its name alone",
+    hint: "`hearth fetch black-forest-labs/FLUX.1-dev` downloads it, give that name as the base; a plan needs its \
+               name alone",
     hub: &[
         ("FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
         ("flux1-dev", "black-forest-labs/FLUX.1-dev"),

@@ -17,8 +17,8 @@ pub const ALL: &[PublishedPipeline] = &[
     VIDEO_LITE,
     PublishedPipeline {
         name: "kandinsky-5.0-t2v-lite-nocfg-5s",
-        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers to that folder; a plan \
-               needs its name alone",
+        hint: "`hearth fetch kandinskylab/Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             (
                 "Kandinsky-5.0-T2V-Lite-nocfg-5s-Diffusers",
@@ -37,8 +37,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "kandinsky-5.0-t2v-lite-distilled16steps-5s",
-        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers to that \
-               folder; a plan needs its name alone",
+        hint: "`hearth fetch kandinskylab/Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             (
                 "Kandinsky-5.0-T2V-Lite-distilled16steps-5s-Diffusers",
@@ -55,8 +55,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "kandinsky-5.0-t2v-pro",
-        hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers to that folder; a plan \
-               needs its name alone",
+        hint: "`hearth fetch kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             (
                 "Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers",
@@ -71,8 +71,8 @@ pub const ALL: &[PublishedPipeline] = &[
 
 const VIDEO_LITE: PublishedPipeline = PublishedPipeline {
     name: "kandinsky-5.0-t2v-lite",
-    hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers to that folder; a plan needs \
-           its name alone",
+    hint: "`hearth fetch kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
     hub: &[
         (
             "Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers",
@@ -93,8 +93,8 @@ const VIDEO_LITE: PublishedPipeline = PublishedPipeline {
 
 const IMAGE_LITE: PublishedPipeline = PublishedPipeline {
     name: "kandinsky-5.0-t2i-lite",
-    hint: "download huggingface.co/kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers to that folder; a plan needs its \
-           name alone",
+    hint: "`hearth fetch kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
     hub: &[
         (
             "Kandinsky-5.0-T2I-Lite-sft-Diffusers",

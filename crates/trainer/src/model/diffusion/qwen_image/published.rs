@@ -14,7 +14,8 @@ pub const ALL: &[PublishedPipeline] = &[
     FIRST,
     PublishedPipeline {
         name: "qwen-image-2512",
-        hint: "download huggingface.co/Qwen/Qwen-Image-2512 to that folder; a plan needs its name alone",
+        hint: "`hearth fetch Qwen/Qwen-Image-2512` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("Qwen-Image-2512", "Qwen/Qwen-Image-2512"),
             ("qwen_image_2512_bf16", "Qwen/Qwen-Image-2512"),
@@ -24,7 +25,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "qwen-image-edit",
-        hint: "download huggingface.co/Qwen/Qwen-Image-Edit to that folder; a plan needs its name alone",
+        hint: "`hearth fetch Qwen/Qwen-Image-Edit` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("Qwen-Image-Edit", "Qwen/Qwen-Image-Edit"),
             ("qwen_image_edit_bf16", "Qwen/Qwen-Image-Edit"),
@@ -35,7 +37,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "qwen-image-edit-2509",
-        hint: "download huggingface.co/Qwen/Qwen-Image-Edit-2509 to that folder; a plan needs its name alone",
+        hint: "`hearth fetch Qwen/Qwen-Image-Edit-2509` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("Qwen-Image-Edit-2509", "Qwen/Qwen-Image-Edit-2509"),
             ("qwen_image_edit_2509_bf16", "Qwen/Qwen-Image-Edit-2509"),
@@ -46,7 +49,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "qwen-image-edit-2511",
-        hint: "download huggingface.co/Qwen/Qwen-Image-Edit-2511 to that folder; a plan needs its name alone",
+        hint: "`hearth fetch Qwen/Qwen-Image-Edit-2511` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("Qwen-Image-Edit-2511", "Qwen/Qwen-Image-Edit-2511"),
             ("qwen_image_edit_2511_bf16", "Qwen/Qwen-Image-Edit-2511"),
@@ -62,7 +66,8 @@ pub const ALL: &[PublishedPipeline] = &[
 
 const FIRST: PublishedPipeline = PublishedPipeline {
     name: "qwen-image",
-    hint: "download huggingface.co/Qwen/Qwen-Image to that folder; a plan needs its name alone",
+    hint: "`hearth fetch Qwen/Qwen-Image` downloads it, give that name as the base; a plan needs its \
+               name alone",
     hub: &[
         ("Qwen-Image", "Qwen/Qwen-Image"),
         ("qwen_image_bf16", "Qwen/Qwen-Image"),

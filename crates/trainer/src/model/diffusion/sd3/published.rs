@@ -16,8 +16,8 @@ use crate::model::vae::KlVaeConfig;
 pub const ALL: &[PublishedPipeline] = &[
     PublishedPipeline {
         name: "stable-diffusion-3-medium",
-        hint: "download huggingface.co/stabilityai/stable-diffusion-3-medium-diffusers to that \
-               folder; a plan needs its name alone",
+        hint: "`hearth fetch stabilityai/stable-diffusion-3-medium-diffusers` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             (
                 "stable-diffusion-3-medium-diffusers",
@@ -30,8 +30,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "stable-diffusion-3.5-medium",
-        hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-medium to that folder; a \
-               plan needs its name alone",
+        hint: "`hearth fetch stabilityai/stable-diffusion-3.5-medium` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-medium"),
             ("sd3.5_medium", "stabilityai/stable-diffusion-3.5-medium"),
@@ -41,8 +41,8 @@ pub const ALL: &[PublishedPipeline] = &[
     },
     PublishedPipeline {
         name: "stable-diffusion-3.5-large",
-        hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-large to that folder; a \
-               plan needs its name alone",
+        hint: "`hearth fetch stabilityai/stable-diffusion-3.5-large` downloads it, give that name as the base; a plan needs its \
+               name alone",
         hub: &[
             ("stable-diffusion-3.5-large", "stabilityai/stable-diffusion-3.5-large"),
             ("stable-diffusion-3.5-large-turbo", "stabilityai/stable-diffusion-3.5-large-turbo"),
@@ -220,7 +220,7 @@ mod tests {
         };
         let said = refused("nowhere/stable-diffusion-3.5-large");
         assert!(said.contains("no model at nowhere/stable-diffusion-3.5-large"), "{said}");
-        assert!(said.contains("stabilityai/stable-diffusion-3.5-large to that folder"), "{said}");
+        assert!(said.contains("`hearth fetch stabilityai/stable-diffusion-3.5-large`"), "{said}");
         let said = refused("nowhere/my-model");
         assert!(said.contains("no model at nowhere/my-model, check the path"), "{said}");
     }

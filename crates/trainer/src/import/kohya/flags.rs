@@ -1,0 +1,187 @@
+//! The flags that both trainers share.
+
+use serde_json::Value;
+
+use super::super::data_folder;
+use super::super::error::ImportError;
+use super::super::mapping::Mapping;
+use super::super::optimization::{self, AdamKeys, ScheduleDefaults, ScheduleKeys, TORCH_ADAMW};
+use super::super::precision;
+use super::super::prompts::{self, SampleDefaults, SampleNumber, SamplePrompt};
+
+/// The base in parts: a checkpoint, its VAE and its text encoders.
+pub(super) fn base(
+    mapping: &mut Mapping,
+    checkpoint: &str,
+    vae: &str,
+    encoders: &[&str],
+) -> Result<(), ImportError> {
+    mapping.base(checkpoint)?;
+    if let Some(path) = mapping.config.text(vae)? {
+        let path = mapping.places.written(&path);
+        mapping.set("base.vae", path, vae);
+    }
+    let mut paths = Vec::new();
+    for key in encoders {
+        if let Some(path) = mapping.config.text(key)? {
+            paths.push(mapping.places.written(&path));
+        }
+    }
+    if !paths.is_empty() {
+        mapping.set("base.text_encoders", paths, &encoders.join(", "));
+        let why = "its tokenizers, which kohya downloads: give base.rest a diffusers folder of the model, or one with them";
+        mapping.needs(checkpoint, why);
+    }
+    Ok(())
+}
+
+/// Precision of the base.
+pub(super) fn precision(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
+    precision::write_dtype(mapping, "mixed_precision", "no")?;
+    if is_full {
+        if mapping.config.flag("full_bf16")? == Some(true) {
+            mapping.set("train.weight_dtype", "bf16", "full_bf16");
+        }
+        if mapping.config.flag("fused_backward_pass")? == Some(true) {
+            mapping.set("train.fused_backward_pass", true, "fused_backward_pass");
+        }
+        return Ok(());
+    }
+    let mut from = "fp8_base";
+    for key in ["fp8_base", "fp8_base_unet", "fp8_scaled"] {
+        if mapping.config.flag(key)? == Some(true) {
+            from = key;
+        }
+    }
+    let is_fp8 = mapping.config.is_on(from);
+    precision::write_quantisation(mapping, "base.quantise", is_fp8.then_some("fp8"), from);
+    let mut encoders = None;
+    for key in ["fp8_vl", "fp8_t5", "fp8_llm"] {
+        if mapping.config.flag(key)? == Some(true) {
+            encoders = Some(key);
+        }
+    }
+    let from = encoders.unwrap_or("text encoders");
+    precision::write_quantisation(mapping, "base.quantise_encoders", encoders.map(|_| "fp8"), from);
+    Ok(())
+}
+
+/// Rank and alpha, which is 1 if nothing is said.
+pub(super) fn network(mapping: &mut Mapping) -> Result<(), ImportError> {
+    mapping.whole("network_dim", "adapter.rank", 4)?;
+    mapping.number("network_alpha", "adapter.alpha", 1.0)?;
+    if let Some(dropout) = mapping.config.number("network_dropout")? {
+        mapping.set("adapter.dropout", dropout, "network_dropout");
+    }
+    Ok(())
+}
+
+/// How long, and in what batches.
+pub(super) fn length(mapping: &mut Mapping) -> Result<(), ImportError> {
+    match mapping.config.whole("max_train_epochs")? {
+        Some(epochs) => {
+            mapping.set("train.epochs", epochs, "max_train_epochs");
+            if mapping.config.value("max_train_steps").is_some() {
+                mapping.no_effect("max_train_steps", "`max_train_epochs` overrides it");
+            }
+        }
+        None => _ = mapping.whole("max_train_steps", "train.steps", 1600)?,
+    }
+    mapping.whole("gradient_accumulation_steps", "train.gradient_accumulation", 1)?;
+    mapping.limit("max_grad_norm", "train.max_grad_norm", 1.0)?;
+    if let Some(seed) = mapping.config.whole("seed")? {
+        mapping.set("train.seed", seed, "seed");
+    }
+    Ok(())
+}
+
+/// Optimizer and schedule.
+pub(super) fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let is_8bit = mapping.config.flag("use_8bit_adam")? == Some(true);
+    optimization::write_kind(
+        mapping,
+        "optimizer_type",
+        if is_8bit { "AdamW8bit" } else { "AdamW" },
+    )?;
+    let from = if mapping.config.is_on("unet_lr") { "unet_lr" } else { "learning_rate" };
+    mapping.number(from, "optimizer.learning_rate", 2e-6)?;
+    if from == "unet_lr" && mapping.config.peek("learning_rate").is_some() {
+        mapping.no_effect("learning_rate", "`unet_lr` is that of the transformer");
+    }
+    let keys = AdamKeys {
+        betas: &["optimizer_args.betas"],
+        epsilon: "optimizer_args.eps",
+        weight_decay: "optimizer_args.weight_decay",
+    };
+    optimization::write_adam(mapping, &keys, TORCH_ADAMW)?;
+    let keys = ScheduleKeys {
+        name: "lr_scheduler",
+        warmup: "lr_warmup_steps",
+        cycles: "lr_scheduler_num_cycles",
+        power: "lr_scheduler_power",
+    };
+    let default = ScheduleDefaults { name: "constant", warmup: 0.0, power: 1.0 };
+    optimization::write_schedule(mapping, &keys, default)
+}
+
+/// What kohya draws if a prompt does not say (`sample_images` of each trainer).
+pub(super) fn samples(
+    mapping: &mut Mapping,
+    folder: Option<&str>,
+    default: SampleDefaults<'_>,
+) -> Result<(), ImportError> {
+    let mut from = "sample_every_n_steps";
+    let mut every = mapping.config.number(from)?;
+    if let Some(epochs) = mapping.config.whole("sample_every_n_epochs")? {
+        from = "sample_every_n_epochs";
+        every =
+            data_folder::steps_of_epochs(mapping, from, epochs, folder).map(|steps| steps as f64);
+    }
+    let path = mapping.config.peek("sample_prompts").and_then(Value::as_str).unwrap_or_default();
+    if !path.is_empty() && path.strip_suffix(".txt").is_none() {
+        mapping.differs(
+            "sample_prompts",
+            "prompts are read from a .txt; write them into sample.prompts",
+        );
+        return Ok(());
+    }
+    let Some(text) = mapping.text_file("sample_prompts")? else { return Ok(()) };
+    let lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let prompts: Vec<SamplePrompt> = lines.map(SamplePrompt::parse).collect();
+    let every = SampleNumber::of(every, from);
+    prompts::write(mapping, &prompts, SampleDefaults { from: "sample_prompts", every, ..default });
+    Ok(())
+}
+
+/// Folder, name, checkpoints, format.
+pub(super) fn output(mapping: &mut Mapping, folder: Option<&str>) -> Result<(), ImportError> {
+    mapping.path("output_dir", "output.folder")?;
+    if let Some(name) = mapping.config.text("output_name")? {
+        mapping.set("output.name", name, "output_name");
+    }
+    let mut every = mapping.config.whole("save_every_n_steps")?;
+    let mut from = "save_every_n_steps";
+    if let Some(epochs) = mapping.config.whole("save_every_n_epochs")? {
+        from = "save_every_n_epochs";
+        every = every.or(data_folder::steps_of_epochs(mapping, from, epochs, folder));
+    }
+    if let Some(every) = every {
+        mapping.set("output.save_every", every, from);
+    }
+    if let Some(keep) = mapping.config.whole("save_last_n_epochs")? {
+        mapping.set("output.keep", keep.max(1), "save_last_n_epochs");
+    } else if let (Some(steps), Some(every)) = (mapping.config.whole("save_last_n_steps")?, every) {
+        let from = "save_last_n_steps / save_every_n_steps";
+        mapping.set("output.keep", (steps / every.max(1)).max(1), from);
+    }
+    mapping.set_default("output.formats", vec!["kohya"], "its own format");
+    for (from, key) in
+        [("metadata_author", "output.author"), ("metadata_license", "output.license")]
+    {
+        if let Some(text) = mapping.config.text(from)? {
+            mapping.set(key, text, from);
+        }
+    }
+    Ok(())
+}

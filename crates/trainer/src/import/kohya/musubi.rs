@@ -1,0 +1,145 @@
+//! musubi-tuner: LoRA and full fine-tunes of Qwen-Image, FLUX.1 Kontext and Kandinsky 5.
+
+use super::super::error::ImportError;
+use super::super::family::{ForeignFamily, TRAINED};
+use super::super::mapping::Mapping;
+use super::super::prompts::{SampleDefaults, SampleNumber};
+use super::datasets::{self, Sections};
+use super::{DATASET, flags, timesteps};
+
+pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let program = mapping.config.text("program")?.unwrap_or_default();
+    let module = mapping.config.text("network_module")?;
+    let name = module.clone().unwrap_or_else(|| program.clone());
+    let family = match name.as_str() {
+        name if name.contains("qwen_image") => ForeignFamily::QwenImage,
+        name if name.contains("lora_flux") && !name.contains("flux_2") => ForeignFamily::Flux,
+        name if name.contains("kandinsky") => ForeignFamily::Kandinsky5Image,
+        _ => {
+            mapping.refuse("network_module", TRAINED);
+            return Ok(());
+        }
+    };
+    let is_full = module.is_none();
+    base(mapping, family)?;
+    flags::precision(mapping, is_full)?;
+    let folder = data(mapping)?;
+    if is_full {
+        mapping.set_default("adapter.kind", "full", "no network_module");
+    } else {
+        flags::network(mapping)?;
+        // FLUX.1's modulations are left out, as Qwen-Image's are.
+        let targets = if family == ForeignFamily::Flux { "all" } else { "kohya" };
+        mapping.set_default("adapter.targets", targets, "what musubi-tuner trains");
+    }
+    flags::length(mapping)?;
+    timesteps::write(mapping, "none", 1.0)?;
+    if family == ForeignFamily::Flux {
+        mapping.number("guidance_scale", "train.guidance_scale", 1.0)?;
+    }
+    flags::optimizer(mapping)?;
+    let defaults = SampleDefaults {
+        width: SampleNumber::unless_said(256.0),
+        height: SampleNumber::unless_said(256.0),
+        steps: SampleNumber::unless_said(20.0),
+        has_guidance: family == ForeignFamily::Flux,
+        ..SampleDefaults::default()
+    };
+    flags::samples(mapping, folder.as_deref(), defaults)?;
+    flags::output(mapping, folder.as_deref())
+}
+
+fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let encoders: &[&str] = match family {
+        ForeignFamily::QwenImage => &["text_encoder"],
+        ForeignFamily::Flux => &["text_encoder1", "text_encoder2"],
+        _ => &["text_encoder_qwen", "text_encoder_clip"],
+    };
+    flags::base(mapping, "dit", "vae", encoders)?;
+    match mapping.config.text("model_version")?.as_deref() {
+        Some("layered") => mapping.refuse("model_version", "hearth has no layered images"),
+        Some(_) => {
+            mapping.no_effect("model_version", "the checkpoint and the reference images tell it");
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// Writes `[data]`; gives the folder.
+fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+    let file = mapping
+        .document("dataset_config")?
+        .ok_or_else(|| mapping.config.missing("dataset_config"))?;
+    mapping.config.add(DATASET, &file.root);
+    let folders = datasets::plain(mapping);
+    for sections in &folders {
+        for name in ["image_jsonl_file", "video_jsonl_file"] {
+            let from = sections.key(mapping, name);
+            if mapping.config.peek(&from).is_some() {
+                mapping.refuse(
+                    &from,
+                    "put it into the folder of the images as metadata.jsonl, and name that folder",
+                );
+                return Ok(None);
+            }
+        }
+    }
+    let names = ["image_directory", "video_directory"];
+    let folder = datasets::folder(mapping, &folders, &names, &[960.0, 544.0])?;
+    let first = &folders[0];
+    datasets::batches(mapping, first)?;
+    mapping.set_default("data.caption_dropout", 0.0, "no captions are dropped");
+    references(mapping, first)?;
+    frames(mapping, first)?;
+    datasets::tell_others(
+        mapping,
+        &folders,
+        &["caption_extension", "batch_size", "enable_bucket", "control_directory"],
+    );
+    datasets::caption_ending(mapping, first, ".txt")?;
+    Ok(folder)
+}
+
+fn references(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
+    let from = first.key(mapping, "control_directory");
+    let Some(folder) = mapping.config.text(&from)? else { return Ok(()) };
+    let folder = mapping.places.written(&folder);
+    mapping.set("data.references", folder, &from);
+    for name in ["control_resolution", "qwen_image_edit_control_resolution"] {
+        let from = first.key(mapping, name);
+        let size = mapping.config.numbers(&from)?;
+        if let Some(side) = super::super::data_folder::side(&size) {
+            mapping.set("data.reference_resolution", ((side / 32.0).round() * 32.0) as u64, &from);
+        }
+    }
+    Ok(())
+}
+
+fn frames(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
+    let from = first.key(mapping, "target_frames");
+    let frames = mapping.config.numbers(&from)?;
+    let Some(most) = frames.iter().copied().reduce(f64::max).filter(|most| *most > 1.0) else {
+        return Ok(());
+    };
+    if frames.len() > 1 {
+        mapping.differs(
+            &from,
+            "clips have the largest number of frames that they are long enough for",
+        );
+    }
+    mapping.set("data.frames", most as u64, &from);
+    let from = first.key(mapping, "frame_extraction");
+    let method = mapping.config.text(&from)?;
+    match method.as_deref().unwrap_or("head") {
+        "head" => {}
+        "uniform" => {
+            let from = first.key(mapping, "frame_sample");
+            let segments = mapping.config.whole(&from)?;
+            mapping.set_or("data.segments", segments, 1, &from);
+        }
+        _ => mapping
+            .differs(&from, "the beginning of each clip, or data.segments spread evenly over it"),
+    }
+    Ok(())
+}

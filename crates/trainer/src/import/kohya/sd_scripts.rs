@@ -1,0 +1,191 @@
+//! sd-scripts: LoRA and full fine-tunes of FLUX.1 and SD3.
+
+use serde_json::Value;
+
+use super::super::data_folder;
+use super::super::error::ImportError;
+use super::super::family::{ForeignFamily, TRAINED};
+use super::super::mapping::Mapping;
+use super::super::prompts::{SampleDefaults, SampleNumber};
+use super::datasets::{self, Sections};
+use super::{DATASET, flags, timesteps};
+
+pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let program = mapping.config.text("program")?.unwrap_or_default();
+    let module = mapping.config.text("network_module")?;
+    let Some(family) = family(mapping, module.as_deref(), &program) else {
+        let from =
+            if module.is_some() { "network_module" } else { "pretrained_model_name_or_path" };
+        mapping.refuse(from, TRAINED);
+        return Ok(());
+    };
+    let is_full = module.is_none();
+    let encoders: &[&str] = match family {
+        ForeignFamily::Flux => &["clip_l", "t5xxl"],
+        _ => &["clip_l", "clip_g", "t5xxl"],
+    };
+    let vae = if family == ForeignFamily::Flux { "ae" } else { "vae" };
+    flags::base(mapping, "pretrained_model_name_or_path", vae, encoders)?;
+    flags::precision(mapping, is_full)?;
+    let folder = data(mapping)?;
+    if is_full {
+        mapping.set_default("adapter.kind", "full", "no network_module");
+    } else {
+        network(mapping, family)?;
+    }
+    flags::length(mapping)?;
+    loss(mapping, family)?;
+    flags::optimizer(mapping)?;
+    let is_flux = family == ForeignFamily::Flux;
+    let number = SampleNumber::unless_said;
+    let defaults = SampleDefaults {
+        width: number(512.0),
+        height: number(512.0),
+        steps: number(if is_flux { 20.0 } else { 30.0 }),
+        cfg_scale: number(if is_flux { 1.0 } else { 7.5 }),
+        guidance: number(3.5),
+        has_guidance: is_flux,
+        ..SampleDefaults::default()
+    };
+    flags::samples(mapping, folder.as_deref(), defaults)?;
+    flags::output(mapping, folder.as_deref())
+}
+
+fn family(mapping: &Mapping, module: Option<&str>, program: &str) -> Option<ForeignFamily> {
+    let has = |key: &str| mapping.config.peek(key).is_some();
+    match module {
+        Some(module) if module.ends_with("lora_flux") => Some(ForeignFamily::Flux),
+        Some(module) if module.ends_with("lora_sd3") => Some(ForeignFamily::Sd3),
+        None if program.starts_with("flux_train") || has("ae") => Some(ForeignFamily::Flux),
+        None if program.starts_with("sd3_train") || has("clip_g") => Some(ForeignFamily::Sd3),
+        _ => None,
+    }
+}
+
+/// Writes `[data]`; gives the folder.
+fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+    if let Some(file) = mapping.document("dataset_config")? {
+        mapping.config.add(DATASET, &file.root);
+    }
+    let mut folders = datasets::subsets(mapping);
+    let mut names: &[&str] = &["image_dir"];
+    if folders.is_empty() {
+        if mapping.config.peek("train_data_dir").is_none() {
+            return Err(mapping.config.missing("dataset_config"));
+        }
+        (folders, names) = (vec![Sections::flags()], &["train_data_dir"]);
+    }
+    let folder = datasets::folder(mapping, &folders, names, &[512.0])?;
+    let first = &folders[0];
+    datasets::batches(mapping, first)?;
+    let from = first.key(mapping, "bucket_reso_steps");
+    mapping.whole(&from, "data.bucket_step", 64)?;
+    captions(mapping, first)?;
+    let same = [
+        "caption_extension",
+        "caption_prefix",
+        "caption_dropout_rate",
+        "shuffle_caption",
+        "keep_tokens",
+        "flip_aug",
+        "random_crop",
+        "batch_size",
+        "enable_bucket",
+        "bucket_reso_steps",
+        "validation_split",
+    ];
+    datasets::tell_others(mapping, &folders, &same);
+    let ending = datasets::caption_ending(mapping, first, ".caption")?;
+    if let Some(folder) = &folder {
+        let from = "caption lines";
+        data_folder::tell_caption_lines(mapping, folder, &[&ending], from, "kohya the first line");
+    }
+    Ok(folder)
+}
+
+fn captions(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
+    let from = first.key(mapping, "caption_dropout_rate");
+    mapping.number(&from, "data.caption_dropout", 0.0)?;
+    let from = first.key(mapping, "shuffle_caption");
+    if mapping.config.flag(&from)? == Some(true) {
+        mapping.set("data.shuffle_tags", true, &from);
+        let from = first.key(mapping, "keep_tokens");
+        mapping.whole(&from, "data.keep_tags", 0)?;
+    }
+    for (name, key, value) in [
+        ("flip_aug", "data.flip", Value::from(true)),
+        ("random_crop", "data.crop", Value::from("random")),
+    ] {
+        let from = first.key(mapping, name);
+        if mapping.config.flag(&from)? == Some(true) {
+            mapping.set(key, value, &from);
+        }
+    }
+    let from = first.key(mapping, "caption_prefix");
+    data_folder::write_caption_prefix(mapping, &from)?;
+    let from = first.key(mapping, "validation_split");
+    if let Some(share) = mapping.config.number(&from)?.filter(|share| *share > 0.0) {
+        mapping.set("data.validation", share, &from);
+    }
+    Ok(())
+}
+
+fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    flags::network(mapping)?;
+    let mut targets = vec!["kohya"];
+    if family == ForeignFamily::Flux {
+        if mapping.config.flag("network_args.split_qkv")? != Some(true) {
+            let why = "q, k and v of a block have a LoRA each; there they share the lower half unless it is True";
+            mapping.differs("network_args.split_qkv", why);
+        }
+        match mapping.config.text("network_args.train_blocks")?.as_deref() {
+            Some("double") => targets = vec!["transformer_blocks.*"],
+            Some("single") => targets = vec!["single_transformer_blocks.*"],
+            _ => {}
+        }
+    }
+    match targets[..] {
+        ["kohya"] => mapping.set_default("adapter.targets", "kohya", "what kohya trains"),
+        _ => mapping.set("adapter.targets", targets, "network_args.train_blocks"),
+    }
+    if mapping.config.flag("network_train_unet_only")? != Some(true) {
+        let why = "text encoders are not trained; without `network_train_unet_only` kohya trains CLIP's too";
+        mapping.differs("network_train_unet_only", why);
+    }
+    Ok(())
+}
+
+fn loss(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    if family == ForeignFamily::Flux {
+        timesteps::write(mapping, "uniform", 3.0)?;
+        mapping.number("guidance_scale", "train.guidance_scale", 3.5)?;
+        if mapping.config.text("model_prediction_type")?.as_deref() != Some("raw") {
+            let why = "the model's output is compared with the velocity as it is, which kohya calls `raw`";
+            mapping.differs("model_prediction_type", why);
+        }
+        return Ok(());
+    }
+    // Its loss has the weight σ², which this scheme takes back.
+    if mapping.config.text("weighting_scheme")?.as_deref() == Some("sigma_sqrt") {
+        mapping.set(
+            "train.weighting_scheme",
+            "uniform",
+            "weighting_scheme, with the weight σ² of kohya's SD3",
+        );
+    } else {
+        mapping.differs("weighting_scheme", "the loss has no weight σ², which kohya's has for SD3");
+        timesteps::weighting(mapping, "uniform")?;
+    }
+    if let Some(mean) =
+        mapping.value("train.logit_mean").and_then(Value::as_f64).filter(|mean| *mean != 0.0)
+    {
+        mapping
+            .differs("logit_mean", "drawn from the other end: here a mean above 0 is less noise");
+        let line = mapping.lines.iter_mut().find(|line| line.key == "train.logit_mean");
+        if let Some(line) = line {
+            line.value = Value::from(-mean);
+        }
+    }
+    mapping.number("training_shift", "train.timestep_shift", 1.0)?;
+    Ok(())
+}

@@ -1,0 +1,563 @@
+//! `OneTrainer`'s JSON, with its concepts and samples in it or in files beside it. Read in `modules/util/config` of
+//! <https://github.com/Nerogar/OneTrainer/tree/23df3832>, whose defaults are those below.
+
+use serde_json::Value;
+
+use super::ForeignTrainer;
+use super::data_folder::{self, DatasetEntry};
+use super::error::ImportError;
+use super::family::{ForeignFamily, TRAINED};
+use super::foreign::ForeignConfig;
+use super::mapping::Mapping;
+use super::notes::{KeyRule, differs, no_effect, refused};
+use super::optimization::{self, AdamKeys, TORCH_ADAMW};
+use super::precision;
+use super::prompts::{self, SampleDefaults, SampleNumber, SamplePrompt};
+
+pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
+    name: "OneTrainer",
+    told_by: "`training_method` or `base_model_name` with `model_type` in capitals",
+    recognises: |document| {
+        let root = &document.root;
+        let is_type = root["model_type"].as_str().is_some_and(|name| name == name.to_uppercase());
+        is_type && (root["training_method"].is_string() || root["base_model_name"].is_string())
+    },
+    keys: |document| Ok(ForeignConfig::new(&document.path, &document.root)),
+    map,
+    rules: &[RULES],
+};
+
+fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let family = match mapping.config.text("model_type")?.as_deref() {
+        Some("FLUX_DEV_1") => ForeignFamily::Flux,
+        Some("STABLE_DIFFUSION_3" | "STABLE_DIFFUSION_35") => ForeignFamily::Sd3,
+        Some("QWEN") => ForeignFamily::QwenImage,
+        _ => {
+            mapping.refuse("model_type", TRAINED);
+            return Ok(());
+        }
+    };
+    let method = mapping.config.text("training_method")?;
+    let is_full = match method.as_deref().unwrap_or("FINE_TUNE") {
+        "LORA" => false,
+        "FINE_TUNE" => true,
+        _ => {
+            mapping.refuse("training_method", "hearth has LoRA, DoRA and full fine-tunes");
+            return Ok(());
+        }
+    };
+    mapping.base("base_model_name")?;
+    if mapping.config.peek("text_encoder.train").is_none() {
+        mapping.differs(
+            "text_encoder.train",
+            "text encoders are not trained, there they are if it is left out",
+        );
+    }
+    precision(mapping, family, is_full)?;
+    let folder = concepts(mapping)?;
+    adapter(mapping, family, is_full)?;
+    train(mapping, family)?;
+    timesteps(mapping)?;
+    optimizer(mapping)?;
+    samples(mapping, family, folder.as_deref())?;
+    output(mapping, folder.as_deref(), is_full)
+}
+
+fn precision(
+    mapping: &mut Mapping,
+    family: ForeignFamily,
+    is_full: bool,
+) -> Result<(), ImportError> {
+    precision::write_dtype(mapping, "train_dtype", "float_16")?;
+    let format = mapping.config.text("transformer.weight_dtype")?;
+    if !is_full {
+        precision::write_quantisation(
+            mapping,
+            "base.quantise",
+            format.as_deref(),
+            "transformer.weight_dtype",
+        );
+    } else if format.as_deref() == Some("BFLOAT_16") {
+        mapping.set("train.weight_dtype", "bf16", "transformer.weight_dtype");
+    }
+    // The largest of the text encoders.
+    let from = match family {
+        ForeignFamily::Flux => "text_encoder_2.weight_dtype",
+        ForeignFamily::Sd3 => "text_encoder_3.weight_dtype",
+        _ => "text_encoder.weight_dtype",
+    };
+    let format = mapping.config.text(from)?;
+    precision::write_quantisation(mapping, "base.quantise_encoders", format.as_deref(), from);
+    Ok(())
+}
+
+/// Adds a list of a file to the keys, unless the config has it itself.
+fn list(mapping: &mut Mapping, name: &str, file: &str) -> Result<usize, ImportError> {
+    if mapping.config.count(name) == 0
+        && let Some(document) = mapping.document(file)?
+    {
+        mapping.config.add(name, &document.root);
+    }
+    Ok(mapping.config.count(name))
+}
+
+/// Writes `[data]`; gives the folder.
+fn concepts(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+    let n_concepts = list(mapping, "concepts", "concept_file_name")?;
+    let sizes = mapping.config.numbers("resolution")?;
+    let has_sides = !sizes.is_empty();
+    let side = sizes.iter().copied().reduce(f64::max).unwrap_or(512.0);
+    if sizes.len() > 1 {
+        mapping.differs(
+            "resolution",
+            format!("every image is seen at {side}, there at one of them by chance"),
+        );
+    }
+    let mut entries = Vec::new();
+    let mut first = None;
+    for index in 0..n_concepts {
+        let key = |name: &str| format!("concepts[{index}].{name}");
+        if mapping.config.flag(&key("enabled"))? == Some(false) {
+            continue;
+        }
+        match mapping.config.text(&key("type"))?.as_deref() {
+            None | Some("STANDARD") => {}
+            Some(_) => {
+                mapping.refuse(
+                    &key("type"),
+                    "hearth holds images out by data.validation, and has no prior preservation",
+                );
+                continue;
+            }
+        }
+        let folder = mapping
+            .config
+            .text(&key("path"))?
+            .ok_or_else(|| mapping.config.missing(&key("path")))?;
+        first = first.or(Some(index));
+        entries.push(DatasetEntry {
+            folder,
+            from: key("path"),
+            repeats: mapping.config.number(&key("balancing"))?.unwrap_or(1.0),
+            repeats_from: key("balancing"),
+            sides: vec![side],
+            sides_from: "resolution".into(),
+            has_sides,
+        });
+    }
+    let Some(first) = first else { return Err(mapping.config.missing("concepts")) };
+    let folder = data_folder::write(mapping, &entries);
+    concept(mapping, first)?;
+    Ok(folder)
+}
+
+fn concept(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
+    let key = |name: &str| format!("concepts[{index}].{name}");
+    let from = "text_encoder.dropout_probability";
+    mapping.number(from, "data.caption_dropout", 0.0)?;
+    if mapping.config.flag(&key("text.enable_tag_shuffling"))? == Some(true) {
+        mapping.set("data.shuffle_tags", true, &key("text.enable_tag_shuffling"));
+        mapping.whole(&key("text.keep_tags_count"), "data.keep_tags", 1)?;
+    }
+    if mapping.config.flag(&key("image.enable_random_flip"))? == Some(true) {
+        mapping.set("data.flip", true, &key("image.enable_random_flip"));
+    }
+    let from = key("image.enable_crop_jitter");
+    let jitter = mapping.config.flag(&from)?;
+    let crop = |is_random: bool| if is_random { "random" } else { "centre" };
+    mapping.set_or("data.crop", jitter.map(crop), "random", &from);
+    let from = key("text.prompt_source");
+    if !matches!(mapping.config.text(&from)?.as_deref(), None | Some("sample")) {
+        mapping.refuse(&from, "captions are read from .txt beside images, and from metadata.jsonl");
+    }
+    let from = key("balancing_strategy");
+    if !matches!(mapping.config.text(&from)?.as_deref(), None | Some("REPEATS")) {
+        mapping.differs(&from, "`balancing` is taken as repeats of each image");
+    }
+    Ok(())
+}
+
+fn adapter(mapping: &mut Mapping, family: ForeignFamily, is_full: bool) -> Result<(), ImportError> {
+    if is_full {
+        let typed = mapping.config.peek("training_method").map(|_| "full");
+        mapping.set_or("adapter.kind", typed, "full", "training_method");
+        return Ok(());
+    }
+    if !matches!(mapping.config.text("peft_type")?.as_deref(), None | Some("LORA")) {
+        mapping.refuse("peft_type", "hearth has LoRA and DoRA");
+    }
+    let is_dora = mapping.config.flag("lora_decompose")? == Some(true);
+    let (kind, from) =
+        if is_dora { ("dora", "lora_decompose") } else { ("lora", "training_method") };
+    mapping.set("adapter.kind", kind, from);
+    mapping.whole("lora_rank", "adapter.rank", 16)?;
+    mapping.number("lora_alpha", "adapter.alpha", 1.0)?;
+    if let Some(dropout) =
+        mapping.config.number("dropout_probability")?.filter(|dropout| *dropout > 0.0)
+    {
+        mapping.set("adapter.dropout", dropout, "dropout_probability");
+    }
+    targets(mapping, family)
+}
+
+fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let preset = mapping.config.text("layer_filter_preset")?;
+    let filter = mapping.config.text("layer_filter")?;
+    if mapping.config.flag("layer_filter_regex")? == Some(true) {
+        mapping.refuse(
+            "layer_filter_regex",
+            "layers are chosen by name: write adapter.targets into the job",
+        );
+    }
+    match (preset.as_deref(), &filter) {
+        (Some("attn-only"), _) => {
+            mapping.set("adapter.targets", "attention", "layer_filter_preset");
+        }
+        (Some("attn-mlp"), _) => mapping.set("adapter.targets", "all", "layer_filter_preset"),
+        (Some("blocks"), _) => {
+            mapping.set("adapter.targets", family.all_layers(), "layer_filter_preset");
+        }
+        (None | Some("full"), None) => {
+            mapping.differs(
+                "layer_filter_preset",
+                "layers of the blocks have an adapter, there those before and behind them too",
+            );
+            mapping.set_default("adapter.targets", family.all_layers(), "layer_filter_preset");
+        }
+        (_, Some(filter)) => {
+            let names = filter.split(',').map(str::trim).filter(|name| !name.is_empty());
+            let names: Vec<String> = names.map(|name| format!("*{name}*")).collect();
+            mapping.set("adapter.targets", names, "layer_filter");
+        }
+        (Some(_), None) => mapping.refuse(
+            "layer_filter_preset",
+            "hearth does not know it: write adapter.targets into the job",
+        ),
+    }
+    Ok(())
+}
+
+fn train(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    mapping.whole("epochs", "train.epochs", 100)?;
+    mapping.whole("batch_size", "train.batch_size", 1)?;
+    mapping.whole("gradient_accumulation_steps", "train.gradient_accumulation", 1)?;
+    mapping.limit("clip_grad_norm", "train.max_grad_norm", 1.0)?;
+    if mapping.config.text("ema")?.is_some_and(|mode| mode != "OFF") {
+        mapping.number("ema_decay", "train.ema", 0.999)?;
+        if mapping.value("train.weight_dtype").is_some() {
+            mapping.lines.retain(|line| line.key != "train.weight_dtype");
+            let why = "weights are held in f32, which an average of them needs";
+            mapping.differs("transformer.weight_dtype", why);
+        }
+        mapping.differs(
+            "ema_update_step_interval",
+            "the average takes every step, there every fifth unless it says otherwise",
+        );
+    }
+    if family == ForeignFamily::Flux {
+        mapping.number("transformer.guidance_scale", "train.guidance_scale", 1.0)?;
+    }
+    Ok(())
+}
+
+fn timesteps(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let from = "timestep_distribution";
+    let typed = mapping.config.text(from)?;
+    let weight = mapping.config.number("noising_weight")?.unwrap_or(0.0);
+    let bias = mapping.config.number("noising_bias")?.unwrap_or(0.0);
+    let scheme = match typed.as_deref().unwrap_or("UNIFORM") {
+        "UNIFORM" => "uniform",
+        "LOGIT_NORMAL" => "logit_normal",
+        "HEAVY_TAIL" => "mode",
+        _ => {
+            mapping
+                .differs(from, "hearth has no such distribution of timesteps; all are as likely");
+            "uniform"
+        }
+    };
+    mapping.set_or("train.weighting_scheme", typed.map(|_| scheme), scheme, from);
+    match scheme {
+        "logit_normal" => {
+            // A mean above 0 is less noise here.
+            mapping.set("train.logit_mean", if bias == 0.0 { 0.0 } else { -bias }, "-noising_bias");
+            mapping.set("train.logit_std", weight + 1.0, "noising_weight + 1");
+        }
+        "mode" => mapping.set("train.mode_scale", weight, "noising_weight"),
+        _ => {}
+    }
+    let shift = mapping.config.number("timestep_shift")?;
+    if mapping.config.flag("dynamic_timestep_shifting")? == Some(true) {
+        mapping.set("train.timestep_shift", "resolution", "dynamic_timestep_shifting");
+    } else {
+        mapping.set_or("train.timestep_shift", shift, 1.0, "timestep_shift");
+    }
+    Ok(())
+}
+
+fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
+    optimization::write_kind(mapping, "optimizer.optimizer", "ADAMW")?;
+    let own = mapping.config.is_on("transformer.learning_rate");
+    let from = if own { "transformer.learning_rate" } else { "learning_rate" };
+    mapping.number(from, "optimizer.learning_rate", 3e-6)?;
+    let keys = AdamKeys {
+        betas: &["optimizer.beta1", "optimizer.beta2"],
+        epsilon: "optimizer.eps",
+        weight_decay: "optimizer.weight_decay",
+    };
+    optimization::write_adam(mapping, &keys, TORCH_ADAMW)?;
+    let from = "learning_rate_scheduler";
+    let typed = mapping.config.text(from)?;
+    let schedule = match typed.as_deref().unwrap_or("CONSTANT") {
+        "CONSTANT" => "constant",
+        "LINEAR" => "linear",
+        "COSINE" => "cosine",
+        _ => {
+            mapping.differs(from, "one cosine over the whole run");
+            "cosine"
+        }
+    };
+    mapping.set_or("optimizer.lr_scheduler", typed.map(|_| schedule), schedule, from);
+    warmup(mapping)
+}
+
+/// Counted in batches; up to 1 it is a share of the run.
+fn warmup(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let from = "learning_rate_warmup_steps";
+    let typed = mapping.config.number(from)?;
+    let warmup = typed.unwrap_or(200.0);
+    if warmup > 0.0 && warmup <= 1.0 {
+        mapping.differs(from, "a share of the steps, whose number is not known before the images are counted: no warmup");
+        return Ok(());
+    }
+    let accumulation =
+        mapping.value("train.gradient_accumulation").and_then(Value::as_f64).unwrap_or(1.0);
+    let steps = (warmup / accumulation.max(1.0)) as u64;
+    mapping.set_or("optimizer.warmup_steps", typed.map(|_| steps), steps, from);
+    Ok(())
+}
+
+/// Steps between what is done every so often, if that is not counted in time.
+fn every(
+    mapping: &mut Mapping,
+    key: &str,
+    unit: &str,
+    folder: Option<&str>,
+) -> Result<Option<u64>, ImportError> {
+    let Some(count) = mapping.config.whole(key)? else {
+        mapping.config.value(unit);
+        return Ok(None);
+    };
+    match mapping.config.text(unit)?.as_deref() {
+        Some("STEP") => Ok(Some(count)),
+        Some("EPOCH") => Ok(data_folder::steps_of_epochs(mapping, key, count, folder)),
+        None | Some("NEVER") => Ok(None),
+        Some(_) => {
+            mapping.differs(unit, "hearth counts steps: its default");
+            Ok(None)
+        }
+    }
+}
+
+fn samples(
+    mapping: &mut Mapping,
+    family: ForeignFamily,
+    folder: Option<&str>,
+) -> Result<(), ImportError> {
+    let n_samples = list(mapping, "samples", "sample_definition_file_name")?;
+    let mut prompts = Vec::new();
+    for index in 0..n_samples {
+        let key = |name: &str| format!("samples[{index}].{name}");
+        if mapping.config.flag(&key("enabled"))? == Some(false) {
+            continue;
+        }
+        prompts.push(SamplePrompt {
+            text: mapping.config.text(&key("prompt"))?.unwrap_or_default(),
+            negative: mapping.config.text(&key("negative_prompt"))?,
+            width: mapping.config.number(&key("width"))?,
+            height: mapping.config.number(&key("height"))?,
+            seed: mapping.config.number(&key("seed"))?,
+            steps: mapping.config.number(&key("diffusion_steps"))?,
+            cfg_scale: mapping.config.number(&key("cfg_scale"))?,
+            ..SamplePrompt::default()
+        });
+    }
+    let is_flux = family == ForeignFamily::Flux;
+    if is_flux {
+        for prompt in &mut prompts {
+            prompt.guidance = prompt.cfg_scale.take();
+        }
+    }
+    let steps = every(mapping, "sample_after", "sample_after_unit", folder)?;
+    let every = SampleNumber::of(steps.map(|steps| steps as f64), "sample_after");
+    let defaults = SampleDefaults {
+        from: "samples",
+        every,
+        has_guidance: is_flux,
+        ..SampleDefaults::default()
+    };
+    prompts::write(mapping, &prompts, defaults);
+    Ok(())
+}
+
+fn output(mapping: &mut Mapping, folder: Option<&str>, is_full: bool) -> Result<(), ImportError> {
+    let typed = mapping.config.text("workspace_dir")?;
+    let path = mapping.places.written(typed.as_deref().unwrap_or("workspace/run"));
+    mapping.set_or("output.folder", typed.map(|_| path.clone()), path, "workspace_dir");
+    if let Some(file) = mapping.config.text("output_model_destination")? {
+        let name = file.rsplit(['/', '\\']).next().unwrap_or(&file);
+        let name = name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_owned();
+        if !name.is_empty() {
+            mapping.set("output.name", name, "output_model_destination");
+        }
+    }
+    if let Some(every) = every(mapping, "save_every", "save_every_unit", folder)? {
+        mapping.set("output.save_every", every, "save_every");
+    }
+    let format = mapping.config.text("output_model_format")?;
+    if !is_full {
+        let name = match format.as_deref().unwrap_or_default() {
+            name if name.contains("KOHYA") => "kohya",
+            name if name.contains("COMFY") => "comfyui",
+            _ => "diffusers",
+        };
+        mapping.set_or(
+            "output.formats",
+            format.map(|_| vec![name]),
+            vec![name],
+            "output_model_format",
+        );
+    }
+    if mapping.config.flag("tensorboard")? == Some(true) {
+        mapping.set("output.tensorboard", true, "tensorboard");
+    }
+    Ok(())
+}
+
+const RULES: &[KeyRule] = &[
+    differs(
+        "text_encoder.train text_encoder_2.train text_encoder_3.train \
+         text_encoder_4.train",
+        "text encoders are not trained",
+    ),
+    differs(
+        "text_encoder_2.dropout_probability text_encoder_3.dropout_probability",
+        "hearth drops whole captions alone",
+    ),
+    differs(
+        "transformer.attention_mask",
+        "text embeddings have no attention mask, as in diffusers",
+    ),
+    differs(
+        "transformer.model_name vae.model_name text_encoder.model_name \
+         text_encoder_2.model_name text_encoder_3.model_name",
+        "all parts are those of base.path; a checkpoint file has base.vae and \
+         base.text_encoders beside it",
+    ),
+    differs("transformer.stop_training_after", "all is trained to the end"),
+    refused("transformer.train", "hearth trains the transformer").unless(&["true"]),
+    differs(
+        "concepts[].image.enable_random_rotate concepts[].image.enable_random_brightness \
+         concepts[].image.enable_random_contrast \
+         concepts[].image.enable_random_saturation concepts[].image.enable_random_hue \
+         concepts[].image.enable_fixed_flip concepts[].image.enable_fixed_rotate \
+         concepts[].image.enable_fixed_brightness concepts[].image.enable_fixed_contrast \
+         concepts[].image.enable_fixed_saturation concepts[].image.enable_fixed_hue \
+         concepts[].image.enable_resolution_override",
+        "hearth flips sideways and crops alone, at one resolution",
+    ),
+    differs("concepts[].include_subdirectories", "folders within are read too").unless(&["true"]),
+    differs("concepts[].loss_weight", "all images have the same weight").unless(&["1", "1.0"]),
+    differs(
+        "concepts[].text.tag_dropout_enable concepts[].text.caps_randomize_enable",
+        "captions are used as they are",
+    ),
+    differs("mae_strength log_cosh_strength huber_strength", "the loss is the mean squared error"),
+    differs("mse_strength", "the loss is the mean squared error").unless(&["1", "1.0"]),
+    differs("loss_weight_fn", "all timesteps have the same weight").unless(&["constant"]),
+    differs("loss_scaler learning_rate_scaler", "the loss and the rate are as they are written"),
+    differs(
+        "offset_noise_weight generalized_offset_noise perturbation_noise_weight \
+         min_noising_strength rescale_noise_scheduler_to_zero_terminal_snr",
+        "hearth has no such change of noise",
+    ),
+    differs("max_noising_strength", "all timesteps are trained").unless(&["1", "1.0"]),
+    differs(
+        "learning_rate_min_factor custom_learning_rate_scheduler scheduler_params*",
+        "schedules end at 0",
+    ),
+    differs("learning_rate_cycles", "schedules run once over the whole job").unless(&["1", "1.0"]),
+    refused("masked_training", "hearth has no masked training"),
+    refused(
+        "custom_conditioning_image force_v_prediction force_epsilon_prediction",
+        "hearth trains by flow matching alone",
+    ),
+    refused("lora_model_name", "hearth begins with a new adapter"),
+    no_effect(
+        "__version config_version debug_mode debug_dir cache_dir huggingface_cache_dir \
+         offline_mode continue_last_backup prevent_overwrites include_train_config \
+         only_cache clear_cache_before_training latent_caching dataloader_threads \
+         secrets.* cloud.*",
+        "how the program runs; the result is the same",
+    ),
+    no_effect(
+        "train_device temp_device multi_gpu device_indexes gradient_reduce_precision \
+         fused_gradient_reduce async_* enable_autocast_cache compile attention_mechanism \
+         force_circular_padding gradient_checkpointing layer_offload_fraction \
+         quantization.*",
+        "the plan chooses how it is computed; the result is the same",
+    ),
+    no_effect(
+        "weight_dtype output_dtype fallback_train_dtype lora_weight_dtype \
+         embedding_weight_dtype vae.* unet.* prior.* decoder* effnet_encoder.* \
+         unconditional_transformer.*",
+        "parts that are not trained; the adapter is trained in f32",
+    ),
+    no_effect(
+        "transformer.* text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.* \
+         text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip \
+         text_encoder_4_layer_skip text_encoder_sequence_length \
+         text_encoder_2_sequence_length",
+        "memory, and text encoders, which read captions as the model's makers have it",
+    ),
+    no_effect(
+        "tensorboard_* samples_to_tensorboard sample_image_format sample_video_format \
+         sample_audio_format sample_skip_first sample_definition_file_name \
+         non_ema_sampling samples[].*",
+        "samples alone depend on it",
+    ),
+    no_effect(
+        "backup_* rolling_backup* save_skip_first save_filename_prefix validate_after \
+         validate_after_unit validation",
+        "checkpoints always hold the whole state; data.validation holds images out",
+    ),
+    no_effect(
+        "optimizer_defaults.* optimizer.foreach optimizer.fused optimizer.is_paged \
+         optimizer.optim_bits optimizer.min_8bit_size optimizer.quant_block_size \
+         optimizer.percentile_clipping optimizer.block_wise optimizer.capturable \
+         optimizer.differentiable optimizer.maximize optimizer.stochastic_rounding \
+         optimizer.compile optimizer.fsdp_in_use optimizer.fused_back_pass",
+        "how the optimizer computes",
+    ),
+    differs("optimizer.*", "hearth's AdamW has no such setting"),
+    no_effect("aspect_ratio_bucketing frames", "images keep their aspect ratio"),
+    no_effect(
+        "embedding.* additional_embeddings* bundle_additional_embeddings \
+         embedding_learning_rate preserve_embedding_norm oft_* lokr_* lora_decompose_* \
+         svd_dtype svd_rank",
+        "for what is not trained here",
+    ),
+    no_effect(
+        "concepts[].name concepts[].seed concepts[].concept_stats* \
+         concepts[].text_variations concepts[].image_variations concepts[].text.* \
+         concepts[].image.* concepts[].path concepts[].balancing \
+         concepts[].balancing_strategy",
+        "nothing here depends on it",
+    ),
+    no_effect("huber_delta loss_weight_strength vb_loss_strength", "for losses that are off"),
+    no_effect(
+        "unmasked_probability unmasked_weight normalize_masked_area_loss \
+         masked_prior_preservation_weight",
+        "for `masked_training`",
+    ),
+    no_effect("ema_decay ema_update_step_interval", "for `ema`"),
+];
