@@ -565,7 +565,6 @@ impl TrainerError {
             Self::Adapter { .. } => "use an adapter that was trained for this model",
             Self::NotFinite { .. } => {
                 "its training diverged: use another, or train it again with a lower learning rate; \
-            Self::Import(error) => return error.hint(),
                  `hearth export --force` takes it as it is"
             }
             Self::OutputLost { .. } => {
