@@ -4,6 +4,7 @@
 
 #[cfg(unix)]
 mod cache;
+mod chat;
 #[cfg(unix)]
 mod data;
 mod decoding;

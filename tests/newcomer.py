@@ -8,9 +8,11 @@ two commands.
    single file, of a language model in a folder and in a GGUF file.
 2. A JPEG says what it was made from where Pillow reads it.
 3. Adapters of FLUX.1 that hearth exports are loaded by diffusers and PEFT, and a merged model is diffusers' own.
-4. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
+4. The answers of a conversation are those of transformers, which reads all of it each time.
+5. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
 """
 
+import json
 import os
 import re
 import shlex
@@ -156,6 +158,37 @@ def text_cards(place):
         assert run_python(run).strip(), f"the model card of {name} prints nothing"
 
 
+CHAT_ML = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def conversation(place):
+    """Three questions, with an adapter."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    hearth("train", "--text", "notes.jsonl", "--base", "smollm", "--out", "talker", "--quiet", "--steps", 60, *TEXT_JOB[2:],
+           "--set", "optimizer.learning_rate=0.02", cwd=place)
+    tokenizer = AutoTokenizer.from_pretrained(place / "smollm")
+    model = AutoModelForCausalLM.from_pretrained(place / "smollm", dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, str(place / "talker/adapter/peft"))
+    messages, expected = [], []
+    questions = ["a plan?", "ünd?", "is a"]
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        ids = tokenizer.apply_chat_template(messages, chat_template=CHAT_ML, add_generation_prompt=True,
+                                            return_tensors="pt", return_dict=True)
+        answer = model.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1]:]
+        expected.append(tokenizer.decode(answer, skip_special_tokens=True))
+        messages.append({"role": "assistant", "content": expected[-1]})
+    command = [HEARTH, "chat", "--base", "smollm", "--adapter", "talker", "--dtype", "f32", "--temperature", "0",
+               "--max-tokens", "8", "--json"]
+    done = subprocess.run(command, cwd=place, input="\n".join(questions), capture_output=True, text=True, check=True)
+    answers = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert answers == expected, f"hearth: {answers}, transformers: {expected}"
+
+
 def interrupted(place):
     """Ctrl-C in the middle of a run, then the very command that it names."""
     run = place / "interrupted"
@@ -177,7 +210,7 @@ def interrupted(place):
 
 def main():
     run_image_card(DEMO)
-    checks = [image_cards, jpeg, adapters, text_cards, interrupted]
+    checks = [image_cards, jpeg, adapters, text_cards, conversation, interrupted]
     with tempfile.TemporaryDirectory() as place:
         for check in checks:
             check(Path(place))

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 20] = [
     "demo",
     "fetch",
     "doctor",
@@ -19,6 +19,7 @@ const VERBS: [&str; 19] = [
     "watch",
     "runs",
     "sample",
+    "chat",
     "export",
     "import",
     "serve",

@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, completions, convert, demo, doctor, export, fetch, import, inspect, man, plan,
-    render_chat, runs, sample, serve, shard, train, verify, watch,
+    bench, cache, chat, completions, convert, demo, doctor, export, fetch, import, inspect, man,
+    plan, render_chat, runs, sample, serve, shard, train, verify, watch,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -30,6 +30,7 @@ pub enum CliCommand {
     Watch(watch::WatchArgs),
     Runs(runs::RunsArgs),
     Sample(sample::SampleArgs),
+    Chat(chat::ChatArgs),
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Serve(serve::ServeArgs),

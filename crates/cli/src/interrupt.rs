@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one asks for an orderly end, the second leaves at once.
+//! Ctrl-C: the first one asks for an orderly end, the second leaves at once. In a conversation it ends an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +8,49 @@ use crate::failure::Failure;
 
 /// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
 pub const EXIT_CODE: u8 = 130;
+
+/// Ctrl-C of a program that answers: it ends an answer, and between two answers the program.
+#[derive(Default)]
+pub struct AnswerInterrupt {
+    is_answering: AtomicBool,
+    is_asked: AtomicBool,
+}
+
+impl AnswerInterrupt {
+    /// An answer begins.
+    pub fn begin(&self) {
+        self.is_asked.store(false, Ordering::SeqCst);
+        self.is_answering.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the answer is to end.
+    pub fn is_asked(&self) -> bool {
+        self.is_asked.load(Ordering::SeqCst)
+    }
+
+    /// The answer has ended.
+    pub fn end(&self) {
+        self.is_answering.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns whether there was an answer to end.
+    fn ask(&self) -> bool {
+        self.is_answering.load(Ordering::SeqCst) && !self.is_asked.swap(true, Ordering::SeqCst)
+    }
+}
+
+/// Catches Ctrl-C for answers. Once per run.
+pub fn of_answers() -> Result<Arc<AnswerInterrupt>, Failure> {
+    let interrupt = Arc::new(AnswerInterrupt::default());
+    let asked = Arc::clone(&interrupt);
+    let handler = move || {
+        if !asked.ask() {
+            leave(EXIT_CODE);
+        }
+    };
+    ctrlc::set_handler(handler).map_err(Failure::Signal)?;
+    Ok(interrupt)
+}
 
 /// Calls `first` on the first Ctrl-C. Once per run.
 pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure> {

@@ -14,8 +14,7 @@ mod web;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::error::ErrorKind;
+use clap::{Parser, error::ErrorKind};
 use compute::ComputeError;
 use weights::WeightsError;
 
@@ -82,6 +81,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Watch(arguments) => commands::watch::run(&arguments, out),
         CliCommand::Runs(arguments) => commands::runs::run(&arguments, out),
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
+        CliCommand::Chat(arguments) => commands::chat::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
         CliCommand::Import(arguments) => commands::import::run(&arguments, out),
         CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod chat;
 pub mod completions;
 pub mod convert;
 pub mod demo;
@@ -26,6 +27,7 @@ pub mod runs;
 pub mod sample;
 pub mod serve;
 pub mod shard;
+mod text_stream;
 pub mod train;
 pub mod verify;
 pub mod watch;

@@ -1,6 +1,7 @@
 //! Images and clips from prompts: encode, denoise, decode. The same functions run first on the meta device, which
-//! gives the peak memory of each phase; then an arena of that size is enough. `text` generates text.
+//! gives the peak memory of each phase; then an arena of that size is enough. `text` generates text, `chat` answers.
 
+pub mod chat;
 pub mod clip;
 mod compressed;
 pub(crate) mod encoding;

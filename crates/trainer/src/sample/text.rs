@@ -204,7 +204,8 @@ pub trait TokenPredictor {
     /// The logits after the next tokens of the text.
     fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>>;
 
-    /// Continues at another length of the text: a dry run need not compute every token.
+    /// Continues at another length of the text: a dry run need not compute every token, and what stands behind is
+    /// forgotten.
     fn skip_to(&mut self, n_tokens: usize);
 }
 
@@ -240,11 +241,11 @@ pub fn generate(
 }
 
 /// A model with the KV cache of a text.
-struct TextGenerator<'a> {
-    device: &'a Device,
-    model: &'a Llama,
-    params: &'a Params,
-    cache: KvCache,
+pub(super) struct TextGenerator<'a> {
+    pub(super) device: &'a Device,
+    pub(super) model: &'a Llama,
+    pub(super) params: &'a Params,
+    pub(super) cache: KvCache,
 }
 
 impl TokenPredictor for TextGenerator<'_> {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use self::jinja::JinjaTemplate;
 use self::process::TemplateProcess;
 pub use self::process::{RequestClock, render_apart, serve};
+use super::Tokenizer;
 use crate::error::{Result, TrainerError};
 
 /// `ChatML`, for models without a chat template.
@@ -101,6 +102,17 @@ impl ChatTemplate {
         }
     }
 
+    /// The tokens of a conversation, up to where the model's next answer begins.
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
+        let rendered = self.render(messages, true);
+        self.check()?;
+        let text = rendered.map_err(|said| TrainerError::Request {
+            problem: format!("the chat template refuses the conversation: {said}"),
+            hint: "some templates take no system message; `hearth sample` without --chat needs none",
+        })?;
+        tokenizer.encode(&text)
+    }
+
     /// The text of a conversation and the answers in it.
     pub fn conversation(&self, messages: &[Message]) -> std::result::Result<Conversation, String> {
         match &self.runner {
@@ -124,6 +136,21 @@ impl ChatTemplate {
 }
 
 impl Message {
+    /// Of the user.
+    pub fn user(content: &str) -> Self {
+        Self { role: "user".into(), content: content.into() }
+    }
+
+    /// The model's.
+    pub fn assistant(content: &str) -> Self {
+        Self { role: "assistant".into(), content: content.into() }
+    }
+
+    /// What a model is told about its part.
+    pub fn system(content: &str) -> Self {
+        Self { role: "system".into(), content: content.into() }
+    }
+
     fn is_answer(&self) -> bool {
         self.role == "assistant"
     }

@@ -1,6 +1,6 @@
 //! `hearth sample` of a language model: its text goes to standard output as it comes.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -10,11 +10,11 @@ use serde::Serialize;
 use trainer::TrainerError;
 use trainer::model::compress::CompressedModel;
 use trainer::sample::text::{GenerationRequest, GenerativeBase, plan_generation};
-use trainer::sample::token_sampler::TokenSampler;
 use trainer::text::{Message, Tokenizer};
 
 use super::SampleArgs;
 use crate::commands::CommandOutcome;
+use crate::commands::text_stream::{SamplerArgs, StreamedText, TextStream, destination};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
@@ -28,17 +28,8 @@ pub struct SampleTextArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
 
-    /// Sampling temperature; 0 is greedy decoding [default: 0.8]
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f32>,
-
-    /// Top-k sampling: only from the K likeliest tokens
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
-    top_k: Option<usize>,
-
-    /// Top-p (nucleus) sampling: only from the likeliest tokens with this total probability [default: 0.95]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
+    #[command(flatten)]
+    sampling: SamplerArgs,
 
     /// Send the prompt as a user message, by the model's chat template
     #[arg(long)]
@@ -48,7 +39,7 @@ pub struct SampleTextArgs {
 impl SampleTextArgs {
     /// The first of them that was typed, for a model that has no use for it.
     pub fn first_typed(&self) -> Option<&'static str> {
-        let Self { max_tokens, temperature, top_k, top_p, chat } = self;
+        let Self { max_tokens, sampling: SamplerArgs { temperature, top_k, top_p }, chat } = self;
         let typed = [
             ("--max-tokens", max_tokens.is_some()),
             ("--temperature", temperature.is_some()),
@@ -150,13 +141,8 @@ fn run_beside<B: GenerativeBase>(
             interrupted: Arc::clone(&interrupted),
         };
         for (prompt, request) in prompts.iter().zip(&requests) {
-            // A file or another program is given the text as it is; a terminal might obey it.
             let mut raw = std::io::stdout();
-            let shown: Option<&mut dyn Write> = match raw.is_terminal() {
-                _ if arguments.json => None,
-                true => Some(&mut *out),
-                false => Some(&mut raw),
-            };
+            let shown = (!arguments.json).then(|| destination(&mut raw, out));
             report.texts.push(writer.generate(prompt, request, shown)?);
         }
         drop(writer);
@@ -244,15 +230,15 @@ fn requests(
     tokenizer: &Tokenizer,
     prompts: &[String],
 ) -> Result<Vec<GenerationRequest>, Failure> {
-    let SampleTextArgs { max_tokens, temperature, top_k, top_p, chat } = arguments.writing;
-    let (max_tokens, temperature) = (max_tokens.unwrap_or(200), temperature.unwrap_or(0.8));
-    let top_p = top_p.unwrap_or(0.95);
+    let SampleTextArgs { max_tokens, sampling, chat } = &arguments.writing;
+    let max_tokens = max_tokens.unwrap_or(200);
     let mut requests = Vec::with_capacity(prompts.len());
     for (seed, prompt) in (arguments.seed..).zip(prompts) {
-        let prompt =
-            if chat { encode_chat(tokenizer, prompt)? } else { encode_prompt(tokenizer, prompt)? };
-        let choice = TokenSampler { temperature, top_k, top_p, seed };
-        let request = GenerationRequest { prompt, max_tokens, sampler: choice };
+        let prompt = match chat {
+            true => tokenizer.chat_template().encode(tokenizer, &[Message::user(prompt)])?,
+            false => encode_prompt(tokenizer, prompt)?,
+        };
+        let request = GenerationRequest { prompt, max_tokens, sampler: sampling.sampler(seed) };
         base.check_request(&request)?;
         requests.push(request);
     }
@@ -263,19 +249,6 @@ fn requests(
 fn encode_prompt(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
     let start = tokenizer.bos().into_iter();
     Ok(start.chain(tokenizer.encode(prompt)?).collect())
-}
-
-/// A question, up to where the answer begins.
-fn encode_chat(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let question = Message { role: "user".into(), content: prompt.into() };
-    let template = tokenizer.chat_template();
-    let rendered = template.render(&[question], true);
-    template.check()?;
-    let text = rendered.map_err(|said| {
-        let problem = format!("the chat template refuses the prompt: {said}");
-        TrainerError::Request { problem, hint: "leave out --chat" }
-    })?;
-    Ok(tokenizer.encode(&text)?)
 }
 
 /// A loaded model with all that its texts need.
@@ -294,37 +267,15 @@ impl<B: GenerativeBase> LoadedTextModel<'_, B> {
         &self,
         prompt: &str,
         request: &GenerationRequest,
-        mut shown: Option<&mut dyn Write>,
+        shown: Option<&mut dyn Write>,
     ) -> Result<TextSampleRow, Failure> {
-        let begun = Instant::now();
-        let (mut text, mut decoder) = (String::new(), self.tokenizer.decoder());
-        let (mut first, mut failed) = (None, None);
         let ends = self.base.eos_token_ids();
         let is_end = |token: u32| ends.contains(&token) || self.tokenizer.is_eos(token);
-        let mut show = |more: &str| match &mut shown {
-            Some(out) => out.write_all(more.as_bytes()).and_then(|()| out.flush()),
-            None => Ok(()),
-        };
-        let mut take = |token| {
-            first.get_or_insert_with(Instant::now);
-            let more = decoder.push(token);
-            failed = show(&more).err();
-            text.push_str(&more);
-            failed.is_none() && !self.interrupted.load(Ordering::Relaxed)
-        };
+        let mut stream = TextStream::begin(self.tokenizer, shown);
+        let mut take = |token| stream.take(token) && !self.interrupted.load(Ordering::Relaxed);
         let Self { device, model, params, .. } = self;
         let written = self.base.generate(device, model, params, request, &is_end, &mut take)?;
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        if written.is_lost {
-            return Err(TrainerError::OutputLost { what: "the text".into() }.into());
-        }
-        let more = decoder.finish();
-        show(&(more.clone() + "\n"))?;
-        text.push_str(&more);
-        let first = first.unwrap_or_else(Instant::now);
-        let after = written.n_tokens.saturating_sub(1);
+        let StreamedText { text, prompt_secs, tokens_per_sec } = stream.end(written)?;
         Ok(TextSampleRow {
             prompt: prompt.into(),
             text,
@@ -332,8 +283,8 @@ impl<B: GenerativeBase> LoadedTextModel<'_, B> {
             n_prompt_tokens: request.prompt.len(),
             n_tokens: written.n_tokens,
             is_whole: written.is_eos,
-            prompt_secs: (first - begun).as_secs_f64(),
-            tokens_per_sec: (after > 0).then(|| after as f64 / first.elapsed().as_secs_f64()),
+            prompt_secs,
+            tokens_per_sec,
         })
     }
 }

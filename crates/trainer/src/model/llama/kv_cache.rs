@@ -37,7 +37,8 @@ impl KvCache {
         self.max_tokens - self.n_tokens
     }
 
-    /// Continues at another length of the same text: a dry run need not compute every token.
+    /// Continues at another length of the same text: a dry run need not compute every token, and what stands behind is
+    /// forgotten.
     pub(crate) fn skip_to(&mut self, n_tokens: usize) {
         self.n_tokens = n_tokens.min(self.max_tokens);
     }
