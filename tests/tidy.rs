@@ -233,25 +233,15 @@ fn network(tree: &Tree) -> Vec<String> {
     broken
 }
 
-/// Crates that are there in two versions, since others ask for both.
-const TWICE: &[(&str, &str)] = &[
-    ("base64", "tokenizers and ureq"),
-    ("bit-set", "fancy-regex and wgpu"),
-    ("bit-vec", "bit-set"),
-    ("getrandom", "tokenizers and zip"),
-    ("hashbrown", "safetensors and wgpu"),
-    ("miniz_oxide", "png and flate2"),
-    ("r-efi", "getrandom, on UEFI"),
-    ("syn", "macros, when hearth is built"),
-    ("thiserror", "nvml-wrapper"),
-    ("thiserror-impl", "thiserror"),
-    ("windows-sys", "ring, on Windows"),
-];
+/// A file at the root, which may be missing in a small tree.
+fn read_toml(tree: &Tree, name: &str) -> toml::Table {
+    let text = std::fs::read_to_string(tree.root.join(name)).unwrap_or_default();
+    text.parse().unwrap_or_else(|error| panic!("{name} is not TOML: {error}"))
+}
 
-/// Every dependency is of crates.io, and there once unless it is listed.
+/// Every dependency is of crates.io, and there once unless `deny.toml` lists it.
 fn dependencies(tree: &Tree) -> Vec<String> {
-    let text = std::fs::read_to_string(tree.root.join("Cargo.lock")).unwrap_or_default();
-    let lock: toml::Table = text.parse().expect("Cargo.lock is TOML");
+    let (lock, deny) = (read_toml(tree, "Cargo.lock"), read_toml(tree, "deny.toml"));
     let packages = lock.get("package").and_then(toml::Value::as_array);
     let mut versions = BTreeMap::<&str, usize>::new();
     let mut broken = Vec::new();
@@ -263,7 +253,9 @@ fn dependencies(tree: &Tree) -> Vec<String> {
             broken.push(format!("Cargo.lock: {name} is not of crates.io"));
         }
     }
-    let is_listed = |name: &str| TWICE.iter().any(|(listed, _)| *listed == name);
+    let skipped = deny.get("bans").and_then(|bans| bans.get("skip")?.as_array());
+    let is_listed =
+        |name: &str| skipped.into_iter().flatten().any(|it| it["crate"].as_str() == Some(name));
     let wrong = versions.iter().filter(|(name, n)| (**n > 1) != is_listed(name));
     broken.extend(wrong.map(|(name, n)| format!("Cargo.lock: {name} is there {n} times")));
     broken
@@ -483,6 +475,9 @@ fn dependencies_are_known_and_there_once() {
     let lock = [package("a", ours), package("a", ours), package("b", other)].concat();
     let what = ["b is not of crates.io", "a is there 2 times"];
     found(dependencies, &[("Cargo.lock", &lock)], &what);
+    let deny = "[bans]\nskip = [{ crate = \"a\" }, { crate = \"b\" }]\n";
+    let what = ["b is not of crates.io", "b is there 1 times"];
+    found(dependencies, &[("Cargo.lock", &lock), ("deny.toml", deny)], &what);
 }
 
 #[test]
