@@ -15,6 +15,7 @@ mod doctor;
 #[cfg(unix)]
 mod editing;
 mod errors;
+mod evaluate;
 mod flux;
 mod flux_files;
 #[cfg(target_os = "linux")]

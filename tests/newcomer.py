@@ -9,7 +9,8 @@ two commands.
 2. A JPEG says what it was made from where Pillow reads it.
 3. Adapters of FLUX.1 that hearth exports are loaded by diffusers and PEFT, and a merged model is diffusers' own.
 4. The answers of a conversation are those of transformers, which reads all of it each time.
-5. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
+5. So are the perplexity of texts and the likeliest choices.
+6. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
 """
 
 import json
@@ -189,6 +190,48 @@ def conversation(place):
     assert answers == expected, f"hearth: {answers}, transformers: {expected}"
 
 
+QUIZ = [("a plan is", ["a plan", "fire", "a hearth and much more"], 0), ("is a plan", ["fire", "a"], 1)]
+
+
+def evaluation(place):
+    """Perplexity and the likeliest choices, with an adapter and without, are those of transformers and PEFT."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    texts = ["a plan is a plan", "fire, ünd a hearth"]
+    (place / "held-out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    lines = [json.dumps({"prompt": prompt, "choices": choices, "answer": right}) for prompt, choices, right in QUIZ]
+    (place / "quiz.jsonl").write_text("\n".join(lines))
+    command = [HEARTH, "evaluate", "--base", "smollm", "--adapter", "talker", "--dtype", "f32", "--json", "--length", "64",
+               "--text", "held-out.jsonl", "--questions", "quiz.jsonl"]
+    ours = json.loads(subprocess.run(command, cwd=place, capture_output=True, check=True).stdout)
+    tokenizer = AutoTokenizer.from_pretrained(place / "smollm")
+    model = AutoModelForCausalLM.from_pretrained(place / "smollm", dtype=torch.float32)
+    encode = lambda text: tokenizer(text).input_ids
+
+    def log_probabilities(ids):
+        """Of each token after the first."""
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, :-1].double()
+        return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+    for name in ["base", "adapter"]:
+        if name == "adapter":
+            model = PeftModel.from_pretrained(model, str(place / "talker/adapter/peft"))
+        of_texts = torch.cat([log_probabilities([*encode(text), tokenizer.eos_token_id]) for text in texts])
+        assert ours[name]["texts"]["n_tokens"] == len(of_texts)
+        assert abs(ours[name]["texts"]["loss"] + of_texts.mean().item()) < 1e-5, (ours[name], of_texts.mean())
+        by_sum, by_length = [], []
+        for prompt, choices, right in QUIZ:
+            scores = [log_probabilities(encode(f"{prompt} {it}"))[len(encode(prompt)) - 1:].sum().item() for it in choices]
+            by_sum.append(scores.index(max(scores)) == right)
+            scores = [score / len(it) for score, it in zip(scores, choices)]
+            by_length.append(scores.index(max(scores)) == right)
+        accuracies = [ours[name]["choices"][it]["share"] for it in ("accuracy", "accuracy_by_length")]
+        assert accuracies == [sum(by_sum) / 2, sum(by_length) / 2], (accuracies, by_sum, by_length)
+
+
 def interrupted(place):
     """Ctrl-C in the middle of a run, then the very command that it names."""
     run = place / "interrupted"
@@ -210,7 +253,7 @@ def interrupted(place):
 
 def main():
     run_image_card(DEMO)
-    checks = [image_cards, jpeg, adapters, text_cards, conversation, interrupted]
+    checks = [image_cards, jpeg, adapters, text_cards, conversation, evaluation, interrupted]
     with tempfile.TemporaryDirectory() as place:
         for check in checks:
             check(Path(place))

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 20] = [
+const VERBS: [&str; 21] = [
     "demo",
     "fetch",
     "doctor",
@@ -20,6 +20,7 @@ const VERBS: [&str; 20] = [
     "runs",
     "sample",
     "chat",
+    "evaluate",
     "export",
     "import",
     "serve",

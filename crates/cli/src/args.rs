@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, chat, completions, convert, demo, doctor, export, fetch, import, inspect, man,
-    plan, render_chat, runs, sample, serve, shard, train, verify, watch,
+    bench, cache, chat, completions, convert, demo, doctor, evaluate, export, fetch, import,
+    inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify, watch,
 };
 
 /// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
@@ -31,6 +31,7 @@ pub enum CliCommand {
     Runs(runs::RunsArgs),
     Sample(sample::SampleArgs),
     Chat(chat::ChatArgs),
+    Evaluate(evaluate::EvaluateArgs),
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Serve(serve::ServeArgs),

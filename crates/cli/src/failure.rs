@@ -136,6 +136,16 @@ impl Failure {
         writeln!(out, "{CYAN}hint:{CYAN:#} {}", self.hint())
     }
 
+    /// Whether Ctrl-C ended the work.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(
+            self,
+            Self::Weights(WeightsError::Cancelled)
+                | Self::Compute(ComputeError::Cancelled)
+                | Self::Hub(HubError::Cancelled)
+        )
+    }
+
     /// Whether a rank of the job is gone.
     pub fn is_rank_lost(&self) -> bool {
         matches!(self, Self::Trainer(error) if error.is_rank_lost())

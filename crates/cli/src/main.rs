@@ -14,9 +14,8 @@ mod web;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, error::ErrorKind};
-use compute::ComputeError;
-use weights::WeightsError;
+use clap::Parser;
+use clap::error::ErrorKind;
 
 use crate::args::{Cli, CliCommand};
 use crate::commands::CommandOutcome;
@@ -49,9 +48,7 @@ fn main() -> ExitCode {
         // MPI waits for it, and would not let the process end.
         failure if failure.is_rank_lost() => interrupt::leave(1),
         Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
-        Failure::Weights(WeightsError::Cancelled)
-        | Failure::Compute(ComputeError::Cancelled)
-        | Failure::Hub(hub::HubError::Cancelled) => ExitCode::from(interrupt::EXIT_CODE),
+        failure if failure.is_cancelled() => ExitCode::from(interrupt::EXIT_CODE),
         _ => ExitCode::FAILURE,
     }
 }
@@ -82,6 +79,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Runs(arguments) => commands::runs::run(&arguments, out),
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
         CliCommand::Chat(arguments) => commands::chat::run(&arguments, out),
+        CliCommand::Evaluate(arguments) => commands::evaluate::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
         CliCommand::Import(arguments) => commands::import::run(&arguments, out),
         CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),

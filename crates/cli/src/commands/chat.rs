@@ -7,10 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 
 use serde::Serialize;
-use trainer::TrainerError;
-use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::llama::language_model::LanguageModel;
-use trainer::model::{self, OpenModel};
 use trainer::sample::chat::{ChatSession, context_length, fit, plan_chat};
 use trainer::text::{ChatTemplate, Message, Tokenizer};
 use weights::hub::model_name;
@@ -107,7 +104,10 @@ struct AnswerRow {
 }
 
 pub fn run(arguments: &ChatArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let base = open(arguments)?;
+    let mut base = LanguageModel::open(&arguments.base)?;
+    if let Some(adapter) = &arguments.adapter {
+        base.add_adapter(adapter)?;
+    }
     let tokenizer = Tokenizer::open(&arguments.base)?;
     let context = context_length(&base.config, arguments.context)?;
     let (limit, precision) =
@@ -141,19 +141,6 @@ pub fn run(arguments: &ChatArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     }
     chat.talk(out)?;
     Ok(CommandOutcome::Done)
-}
-
-/// A language model, with its adapter.
-fn open(arguments: &ChatArgs) -> Result<Box<LanguageModel>, Failure> {
-    let OpenModel::Language(mut base) = model::open(&arguments.base, &PartPaths::default())? else {
-        let problem = format!("no language model to talk to: {}", arguments.base.display());
-        let hint = "give a Llama, Mistral, Qwen2 or Qwen3; `hearth sample` takes other models";
-        return Err(TrainerError::Request { problem, hint }.into());
-    };
-    if let Some(adapter) = &arguments.adapter {
-        base.add_adapter(adapter)?;
-    }
-    Ok(base)
 }
 
 /// On standard error, where it is no part of an answer. It may be closed.

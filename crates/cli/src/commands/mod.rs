@@ -8,6 +8,7 @@ pub mod convert;
 pub mod demo;
 pub mod device;
 pub mod doctor;
+pub mod evaluate;
 pub mod export;
 pub mod fetch;
 pub mod import;

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod cache;
 pub mod doctor;
+pub mod evaluate;
 pub mod export;
 pub mod fetch;
 pub mod import;
