@@ -191,6 +191,12 @@ fn an_adapter_is_exported_and_merged() {
     let expected = logits(Path::new(&base), Some(Path::new(&adapter)));
     assert!(relative_error(&expected, &logits(&merged, None)) < 1e-5);
     assert!(relative_error(&expected, &logits(Path::new(&base), None)) > 1e-2);
+    // And as a file for llama.cpp, which is never written over another.
+    let file = folder.path().join("notes.gguf");
+    let row = printed(&[&common[..], &[text(&file)]].concat());
+    assert!(row.contains(r#""format":"llama.cpp""#) && row.contains(r#""layers":8"#), "{row}");
+    let again = hearth(&[&common[..], &[text(&file)]].concat());
+    assert!(said(&again).contains("--out is there already"), "{}", said(&again));
     let other = hearth(&[&common[..], &[text(&out), "--format", "kohya"]].concat());
     assert!(said(&other).contains("--format kohya is for image models"), "{}", said(&other));
 }

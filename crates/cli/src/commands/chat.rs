@@ -205,7 +205,10 @@ impl Chat<'_> {
                 tell(&format!("{} messages\n", self.messages.len()));
             }
             ChatInput::Wrong(problem) => {
-                return Err(Failure::Usage { problem, hint: "type /help".to_owned() });
+                return Err(Failure::Usage {
+                    problem,
+                    hint: "/help lists the commands".to_owned(),
+                });
             }
             ChatInput::End => {}
         }

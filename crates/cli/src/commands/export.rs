@@ -37,6 +37,7 @@ Examples:
   hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
   hearth export notes --base Qwen3-4B --merge --out Qwen3-4B-notes
+  hearth export notes --base Qwen3-4B --out notes.gguf       # llama-cli --lora notes.gguf
   hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
 pub struct ExportArgs {
     /// Adapter: a file, a PEFT folder, the folder of a run, or one of its checkpoints
@@ -50,8 +51,8 @@ pub struct ExportArgs {
     #[command(flatten)]
     parts: PartArgs,
 
-    /// Output folder
-    #[arg(long, value_name = "FOLDER")]
+    /// Output folder; of a language model's LoRA also a .gguf file, for llama.cpp and Ollama
+    #[arg(long, value_name = "PATH")]
     out: PathBuf,
 
     /// Programs to write for; adapters of language models are for PEFT only [default: all]
@@ -76,12 +77,21 @@ pub struct ExportArgs {
 }
 
 impl ExportArgs {
+    /// Whether a GGUF file is asked for.
+    fn is_gguf(&self) -> bool {
+        let ending = self.out.extension().unwrap_or_default();
+        !self.merge && ending.eq_ignore_ascii_case("gguf")
+    }
+
     fn open_adapter(&self) -> trainer::Result<AdapterFile> {
         Ok(AdapterFile::open(&self.adapter)?.with_any_values(self.force))
     }
 }
 
 pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    if arguments.is_gguf() {
+        return language::run_gguf(arguments, out);
+    }
     if arguments.out.is_file() {
         let problem = format!("--out is a file, expected a folder: {}", arguments.out.display());
         let hint = "choose a folder; it is made if it is not there";

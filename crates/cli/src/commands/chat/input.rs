@@ -90,7 +90,7 @@ fn parse(command: &str) -> ChatInput {
         "save" => file(ChatInput::Save),
         "load" => file(ChatInput::Load),
         "bye" | "exit" | "quit" => ChatInput::End,
-        _ => ChatInput::Wrong(format!("there is no command /{name}; /help lists them")),
+        _ => ChatInput::Wrong(format!("there is no command /{name}")),
     }
 }
 

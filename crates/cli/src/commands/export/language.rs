@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 use trainer::TrainerError;
+use trainer::export::gguf;
 use trainer::export::language::{write_adapter, write_merged};
 use trainer::export::merge::AdapterMerge;
 use trainer::model::llama::language_model::LanguageModel;
@@ -37,6 +38,25 @@ pub fn run(
         .into());
     }
     let row = ExportRow::new(AdapterFormat::Peft, write_adapter(&mut base, &arguments.out)?);
+    show(arguments, &[row], out)
+}
+
+/// A LoRA alone becomes a GGUF file.
+pub fn run_gguf(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let path = &arguments.out;
+    if path.exists() {
+        return Err(TrainerError::Request {
+            problem: format!("--out is there already: {}", path.display()),
+            hint: "choose another name, or remove it first",
+        }
+        .into());
+    }
+    let mut base = LanguageModel::open(&arguments.base)?;
+    base.take_adapter(arguments.open_adapter()?)?;
+    let name = weights::hub::model_name(&arguments.adapter);
+    let layers = gguf::write_adapter(&base, &name, path)?;
+    let format = "llama.cpp".to_owned();
+    let row = ExportRow { format, path: path.clone(), layers, unmatched: 0, difference: 0.0 };
     show(arguments, &[row], out)
 }
 

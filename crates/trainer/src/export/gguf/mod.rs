@@ -1,9 +1,10 @@
 //! A language model as a GGUF file, for llama.cpp and programs based on it. Metadata, names and the order of rows
 //! are those of llama.cpp's `convert_hf_to_gguf.py`; `vocabulary` has the tokenizer, `weights::gguf` the file
-//! format.
+//! format. `adapter` writes a LoRA alone.
 //!
 //! Left out on purpose: quantisation below 8 bits, which llama.cpp's `llama-quantize` does.
 
+mod adapter;
 mod vocabulary;
 
 use std::ops::Range;
@@ -13,6 +14,7 @@ use weights::gguf::write::{self, GgufTensor, GgufValue};
 use weights::load::load_f32;
 use weights::{BytesDoneFn, WeightsError};
 
+pub use adapter::write_adapter;
 pub use weights::gguf::write::GgufFormat;
 
 use crate::error::{Result, TrainerError};

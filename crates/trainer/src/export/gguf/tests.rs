@@ -165,3 +165,49 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     assert_eq!(error.to_string(), "interrupted");
     assert!(!out.exists());
 }
+
+/// Base and LoRA of GGUF files together are the merged model as a GGUF file, wherever its rows went.
+#[test]
+fn an_adapter_fits_the_base_that_was_written() {
+    use crate::export::language::write_merged;
+    use crate::model::adapter::LoraWeights;
+
+    for (name, alphas) in [("llama", [2.0, 2.0]), ("qwen2", [2.0, 6.0])] {
+        let mut base = LanguageModel::open(&golden(name)).unwrap();
+        let layer = |module: &str, alpha: f32, rank: usize| {
+            let weight = base.catalog().unwrap().find(&format!("{module}.weight")).unwrap();
+            let [n_out, n_in] = [weight.shape[0] as usize, weight.shape[1] as usize];
+            let some = |n: usize| (0..n).map(|at| (at as f32 * 0.37).sin()).collect();
+            let (down, up) = (some(rank * n_in), some(n_out * rank));
+            (module.to_owned(), LoraWeights { rank, alpha, down, up, magnitude: None })
+        };
+        let modules =
+            ["self_attn.q_proj", "mlp.down_proj"].map(|it| format!("model.layers.1.{it}"));
+        let layers = [layer(&modules[0], alphas[0], 3), layer(&modules[1], alphas[1], 2)];
+        base.set_adapter(layers.into());
+        let folder = tempfile::tempdir().unwrap();
+        let [lora, merged, whole] =
+            ["lora.gguf", "merged", "whole.gguf"].map(|it| folder.path().join(it));
+        assert_eq!(write_adapter(&base, "test", &lora).unwrap(), 2);
+        let tokenizer = Tokenizer::open(&golden(name)).unwrap();
+        write_merged(&base, &tokenizer, weights::FileDtype::F32, &merged, &|_| true).unwrap();
+        write_folder(&merged, &whole, GgufFormat::F32, &|_| true).unwrap();
+        let (_held, plain, _) = written(name, GgufFormat::F32);
+        let (lora, whole) = (Catalog::open(&lora).unwrap(), Catalog::open(&whole).unwrap());
+        let alpha: f32 = lora.metadata["adapter.lora.alpha"].parse().unwrap();
+        assert_eq!(alpha, if alphas[0] == alphas[1] { alphas[0] } else { 0.0 });
+        for stored in ["blk.1.attn_q.weight", "blk.1.ffn_down.weight"] {
+            let [a, b] = ["lora_a", "lora_b"].map(|end| values(&lora, &format!("{stored}.{end}")));
+            let rank = lora.find(&format!("{stored}.lora_a")).unwrap().shape[0] as usize;
+            let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
+            let (old, new) = (values(plain.catalog().unwrap(), stored), values(&whole, stored));
+            let width = a.len() / rank;
+            for (at, (old, new)) in old.iter().zip(&new).enumerate() {
+                let (row, column) = (at / width, at % width);
+                let added =
+                    (0..rank).map(|r| b[row * rank + r] * a[r * width + column]).sum::<f32>();
+                assert!((old + scale * added - new).abs() < 1e-5, "{name} {stored} {at}");
+            }
+        }
+    }
+}
