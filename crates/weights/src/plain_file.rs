@@ -55,8 +55,7 @@ fn check_plain(kind: FileType) -> io::Result<()> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
-
-    use rustix::fs::{CWD, mkfifoat};
+    use std::process::Command;
 
     use super::*;
 
@@ -66,7 +65,8 @@ mod tests {
         let [plain, link, pipe] = ["plain", "link", "pipe"].map(|name| folder.path().join(name));
         fs::write(&plain, "text").unwrap();
         symlink(&plain, &link).unwrap();
-        mkfifoat(CWD, &pipe, 0o600.into()).unwrap();
+        // By the program: macOS has no safe call for it.
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert_eq!(read_plain(&plain).unwrap(), b"text");
         assert_eq!(read_plain(&link).unwrap(), b"text");
         let device = Path::new("/dev/null");
