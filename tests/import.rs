@@ -123,6 +123,35 @@ fn one_trainer() {
     check("one-trainer", "sd3_full.json", None);
 }
 
+/// kohya's Prodigy and Adafactor, as most set them.
+#[test]
+fn optimizers_are_taken_over() {
+    for (kind, settings, expected) in [
+        (
+            "Prodigy",
+            "'decouple=True', 'd_coef=0.8', 'safeguard_warmup=True', 'betas=0.9,0.99'",
+            "d_coef = 0.8 # optimizer_args.d_coef\nuse_bias_correction = false",
+        ),
+        (
+            "Adafactor",
+            "'scale_parameter=False', 'relative_step=False', 'warmup_init=False'",
+            "scale_parameter = false # optimizer_args.scale_parameter\n",
+        ),
+        ("AdamWScheduleFree", "", "kind = \"adamw_schedule_free\" # optimizer_type\n"),
+        ("Lion", "", "betas = [0.9, 0.99] # optimizer_args.betas (default)\n"),
+    ] {
+        let folder = place("kohya");
+        let path = folder.path().join("sd3.toml");
+        let typed = format!("optimizer_type = \"{kind}\"\noptimizer_args = [{settings}]");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("optimizer_type = \"AdamW\"", &typed, 1)).unwrap();
+        let output = run(folder.path(), &["import", "sd3.toml", "--out", "job.toml"]);
+        assert!(output.status.success(), "{kind}: {}", said(&output));
+        let job = fs::read_to_string(folder.path().join("job.toml")).unwrap();
+        assert!(job.contains(expected), "{kind}: {job}");
+    }
+}
+
 /// What a config with a change is refused with.
 fn refused(trainer: &str, config: &str, from: &str, to: &str) -> String {
     let folder = place(trainer);
@@ -154,8 +183,8 @@ fn what_cannot_be_imported_says_why() {
         &["network.type = \"lokr\": hearth has LoRA and DoRA"],
     );
     says(
-        &aitk("optimizer: \"adamw8bit\"", "optimizer: prodigy"),
-        &["train.optimizer = \"prodigy\"", "AdamW"],
+        &aitk("optimizer: \"adamw8bit\"", "optimizer: automagic"),
+        &["train.optimizer = \"automagic\"", "AdamW"],
     );
     says(&aitk("is_flux: true", "is_xl: true"), &["hearth trains SD3"]);
     says(
@@ -217,7 +246,7 @@ fn what_cannot_be_imported_says_why() {
     );
     says(
         &refused("mlx-lm", "llama.yaml", "optimizer: adamw", "optimizer: adafactor"),
-        &["optimizer = \"adafactor\""],
+        &["optimizer_config.adafactor.relative_step", "set it to false, with a learning rate"],
     );
     says(
         &refused("mlx-lm", "llama.yaml", "-Instruct", "-Instruct-4bit"),

@@ -36,9 +36,14 @@ fn full_job() -> Job {
 fn without_clipping_not_a_bit_differs() {
     let job = full_job();
     let set = [FULL, "train.steps=3", "train.micro_batch=2", "train.max_grad_norm=off"];
-    for (optimizer, recompute, ema) in
-        [("adamw", "none", "0.9"), ("adamw_8bit", "block", "off"), ("muon", "alternate", "off")]
-    {
+    for (optimizer, recompute, ema) in [
+        ("adamw", "none", "0.9"),
+        ("adamw_8bit", "block", "off"),
+        ("muon", "alternate", "off"),
+        ("lion", "none", "off"),
+        ("adafactor", "none", "off"),
+        ("adamw_schedule_free", "none", "off"),
+    ] {
         let run = |out: &str, is_fused: &str| {
             let more = [
                 &format!("optimizer.kind={optimizer}"),

@@ -8,6 +8,7 @@ mod fused;
 mod gpu;
 mod memory;
 mod offload;
+mod optimizers;
 mod planned;
 mod ranks;
 mod requests;

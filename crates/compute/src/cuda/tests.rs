@@ -48,7 +48,8 @@ fn every_kernel_compiles() {
     assert!(sources.len() > 20);
     for source in sources {
         // What the sources of an op share lies beside them.
-        let shared = fs::read_to_string(source.with_file_name("shape.cuh")).unwrap_or_default();
+        let beside = ["shape.cuh", "tensors.cuh"].map(|name| source.with_file_name(name));
+        let shared = beside.map(|path| fs::read_to_string(path).unwrap_or_default()).concat();
         let text = [PRELUDE, &shared, &fs::read_to_string(&source).unwrap()].concat();
         for (variant, capability) in variants() {
             // Tensor cores multiply 16-bit values, for heads of two widths.

@@ -39,8 +39,10 @@ pub use linear::{Linear, Lora, Weight};
 pub(crate) use matmul::matrix_units_agree;
 pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{
-    AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon, adamw, adamw_8bit, count_not_finite,
-    ema, global_norm, global_norm_into, momentum, muon, stochastic_round,
+    Adafactor, AdamW, BlockCodes, FactoredMoments, GradClip, Moments, Moments8bit, Muon, Prodigy,
+    ProdigyState, ScheduleFreeState, adafactor, adamw, adamw_8bit, count_not_finite, ema,
+    global_norm, global_norm_into, lerp, lion, momentum, muon, prodigy, prodigy_distance,
+    schedule_free, stochastic_round,
 };
 pub use patchify::{PatchOrder, PatchedSize};
 pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};

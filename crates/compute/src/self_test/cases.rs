@@ -1,10 +1,12 @@
 //! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
 
 use crate::ops::{
-    Activation, AdamW, Attention, Conv2d, Conv3d, ConvPadding, GradClip, LatentScaling, LatentStd,
-    Linear, Lora, Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw,
-    adamw_8bit, add_noise, count_not_finite, ema, global_norm, rope_table, row_norms,
-    sample_latents, stochastic_round, top_k,
+    Activation, Adafactor, AdamW, Attention, Conv2d, Conv3d, ConvPadding, FactoredMoments,
+    GradClip, LatentScaling, LatentStd, Linear, Lora, Moments, Moments8bit, PatchOrder, Prodigy,
+    ProdigyState, QkNormRope, Rope, RopeAxis, RopePairs, ScheduleFreeState, adafactor, adamw,
+    adamw_8bit, add_noise, count_not_finite, ema, global_norm, lion, momentum, prodigy,
+    prodigy_distance, rope_table, row_norms, sample_latents, schedule_free, stochastic_round,
+    top_k,
 };
 use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
@@ -390,6 +392,47 @@ fn steps() -> Vec<SelfTestCase> {
             for step in 1..=3 {
                 let step = AdamW { step, ..AdamW::default() };
                 adamw_8bit(&mut params, &gradients, &mut state, step, Some(&clip))?;
+            }
+            Ok(params.remove(0).into())
+        }),
+        given("lion", |_, v| {
+            let (mut params, mut state) = param_and_state(v, momentum)?;
+            for _ in 0..3 {
+                lion(&mut params, &[Some(v[1].tensor())], &mut state, AdamW::default(), None)?;
+            }
+            Ok(params.remove(0).into())
+        }),
+        given("schedule-free adamw", |_, v| {
+            let (mut params, mut state) = param_and_state(v, ScheduleFreeState::new)?;
+            for (step, weight) in [(1, 1.0), (2, 0.5), (3, 1.0 / 3.0)] {
+                let step = AdamW { step, ..AdamW::default() };
+                let gradients = [Some(v[1].tensor())];
+                schedule_free(&mut params, &gradients, &mut state, step, weight, None)?;
+            }
+            Ok(params.remove(0).into())
+        }),
+        given("adafactor", |_, v| {
+            let mut params = [v[0].tensor().clone().into_unique()?.reshape([20, 30])];
+            let mut state = [FactoredMoments::new(&params[0])?];
+            let gradient = v[1].tensor().reshape([20, 30]);
+            let how = Adafactor { adamw: AdamW::default(), scale_parameter: true };
+            adafactor(&mut params, &[Some(&gradient)], &mut state, how, None)?;
+            let [param] = params;
+            Ok(param.into())
+        }),
+        given("prodigy", |tape, v| {
+            let (mut params, mut state) = param_and_state(v, ProdigyState::new)?;
+            let mut distance = prodigy_distance(tape.device(), 1e-2)?;
+            for step in 1..=3 {
+                let how = Prodigy {
+                    adamw: AdamW { learning_rate: 1.0, step, ..AdamW::default() },
+                    d0: 1e-2,
+                    d_coef: 1.0,
+                    use_bias_correction: true,
+                    safeguard_warmup: false,
+                };
+                let gradients = [Some(v[1].tensor())];
+                prodigy(&mut params, &gradients, &mut state, &mut distance, how, None)?;
             }
             Ok(params.remove(0).into())
         }),

@@ -37,7 +37,7 @@ words!(WireFormat {
     "bf16" => Self::Bf16,
 });
 
-/// Keys that would be ignored, and weights too coarse for the small steps of an average.
+/// Keys that would be ignored, and what an average over ranks would spoil.
 pub(super) fn refuse_idle(
     cluster: &ClusterConfig,
     train: &TrainConfig,
@@ -58,11 +58,15 @@ pub(super) fn refuse_idle(
     if train.weight_dtype != WeightDtype::F32 {
         return exclude("cluster.sync_every", "train.weight_dtype", quoted("f32"), rows);
     }
+    // Both know where the parameters were, which an average over ranks does not tell them.
+    if matches!(optimizer, OptimizerKind::AdamWScheduleFree | OptimizerKind::Prodigy) {
+        return exclude("cluster.sync_every", "optimizer.kind", quoted("adamw"), rows);
+    }
     rows.leave_out("cluster.wire", "cluster.sync_every")
 }
 
-/// Local steps need all of the state on every rank; an EMA is taken before the parameters of others have arrived; Muon takes
-/// memory halfway through a step.
+/// Local steps need all of the state on every rank; an EMA is taken before the parameters of others have arrived; Muon and
+/// Prodigy do not update parameters one by one; the average of schedule-free steps needs the state of all.
 fn refuse_sharding(
     cluster: &ClusterConfig,
     train: &TrainConfig,
@@ -73,7 +77,7 @@ fn refuse_sharding(
         ("cluster.sync_every", "off")
     } else if train.ema != Switch::Off {
         ("train.ema", "off")
-    } else if optimizer == OptimizerKind::Muon {
+    } else if !optimizer.updates_one_by_one() || optimizer == OptimizerKind::AdamWScheduleFree {
         ("optimizer.kind", "adamw")
     } else {
         return Ok(());

@@ -243,9 +243,11 @@ impl RawConfig {
         let adapter =
             AdapterConfig::new(adapter.decide("adapter", rows)?, &material, family, rows)?;
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
-        train::refuse_fused(&train, base.dtype, rows)?;
-        let optimizer = optimizer.decide("optimizer", rows)?;
+        let mut optimizer = optimizer.decide("optimizer", rows)?;
+        optimizer::apply_defaults(&mut optimizer, rows);
         optimizer::refuse_idle(&optimizer, rows)?;
+        optimizer::refuse_schedule_free(&optimizer, &train, rows)?;
+        train::refuse_fused(&train, base.dtype, optimizer.kind, rows)?;
         train::refuse_bf16(&train, base.dtype, optimizer.kind, rows)?;
         let machine = machine.decide("machine", rows)?;
         let cluster = cluster.decide("cluster", rows)?;
@@ -373,7 +375,7 @@ impl RunConfig {
     /// Whether a plan may choose a fused backward pass.
     pub fn can_fuse_backward(&self) -> bool {
         self.adapter.kind == AdapterKind::Full
-            && train::fused_obstacle(&self.train, self.base.dtype).is_none()
+            && train::fused_obstacle(&self.train, self.base.dtype, self.optimizer.kind).is_none()
     }
 
     /// The same job with what a plan chose.

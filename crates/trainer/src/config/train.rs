@@ -314,10 +314,14 @@ fn length(
     }
 }
 
-/// What a fused backward pass cannot do: gradients are gone before others could be added to them, and before it is known
-/// whether the loss scale of f16 was too large for one of them. Returns the first key in its way, with the value that it
-/// needs.
-pub(super) fn fused_obstacle(train: &TrainConfig, dtype: Dtype) -> Option<(&'static str, String)> {
+/// What a fused backward pass cannot do: gradients are gone before others could be added to them, before it is known
+/// whether the loss scale of f16 was too large for one of them, and before an optimizer could sum over all. Returns the
+/// first key in its way, with the value that it needs.
+pub(super) fn fused_obstacle(
+    train: &TrainConfig,
+    dtype: Dtype,
+    optimizer: OptimizerKind,
+) -> Option<(&'static str, String)> {
     let TrainConfig { batch_size, gradient_accumulation, micro_batch, .. } = train;
     if *gradient_accumulation > 1 {
         Some(("train.gradient_accumulation", "1".into()))
@@ -325,6 +329,8 @@ pub(super) fn fused_obstacle(train: &TrainConfig, dtype: Dtype) -> Option<(&'sta
         Some(("train.micro_batch", batch_size.to_string()))
     } else if dtype == Dtype::F16 {
         Some(("base.dtype", quoted("bf16")))
+    } else if optimizer.needs_all_gradients() {
+        Some(("optimizer.kind", quoted("adamw")))
     } else {
         None
     }
@@ -334,15 +340,16 @@ pub(super) fn fused_obstacle(train: &TrainConfig, dtype: Dtype) -> Option<(&'sta
 pub(super) fn refuse_fused(
     train: &TrainConfig,
     dtype: Dtype,
+    optimizer: OptimizerKind,
     rows: &ResolvedKeys,
 ) -> Result<(), ConfigError> {
-    let obstacle = fused_obstacle(train, dtype).filter(|_| train.fused_backward_pass);
+    let obstacle = fused_obstacle(train, dtype, optimizer).filter(|_| train.fused_backward_pass);
     obstacle
         .map_or(Ok(()), |(other, needed)| exclude("train.fused_backward_pass", other, needed, rows))
 }
 
-/// Refuses weights in bf16 beside a key that excludes them: they are those that the model computes with; Muon takes
-/// memory halfway through a step; and an EMA in f32 would take twice their memory.
+/// Refuses weights in bf16 beside a key that excludes them: they are those that the model computes with; Muon and
+/// Prodigy do not update them one by one; and an EMA in f32 would take twice their memory.
 pub(super) fn refuse_bf16(
     train: &TrainConfig,
     dtype: Dtype,
@@ -353,7 +360,7 @@ pub(super) fn refuse_bf16(
         return Ok(());
     } else if dtype != Dtype::Bf16 {
         ("base.dtype", quoted("bf16"))
-    } else if optimizer == OptimizerKind::Muon {
+    } else if !optimizer.updates_one_by_one() {
         ("optimizer.kind", quoted("adamw_8bit"))
     } else if train.ema != Switch::Off {
         ("train.ema", quoted("off"))

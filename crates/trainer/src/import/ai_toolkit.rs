@@ -308,8 +308,9 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas: &["train.optimizer_params.betas"],
         epsilon: "train.optimizer_params.eps",
         weight_decay: "train.optimizer_params.weight_decay",
+        others: "train.optimizer_params.",
     };
-    optimization::write_adam(mapping, &keys, ADAMW)?;
+    optimization::write_settings(mapping, &keys, ADAMW)?;
     schedule(mapping)
 }
 

@@ -307,9 +307,10 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas: &["optimizer.betas"],
         epsilon: "optimizer.eps",
         weight_decay: "optimizer.weight_decay",
+        others: "optimizer.",
     };
     let default = if name.to_lowercase() == "adamw_optimi" { OPTIMI_ADAMW } else { TORCH_ADAMW };
-    optimization::write_adam(mapping, &keys, default)?;
+    optimization::write_settings(mapping, &keys, default)?;
     let keys = ScheduleKeys { name: "lr_scheduler", warmup: "warmup_steps", cycles: "", power: "" };
     // It warms up with any schedule.
     let name = mapping.config.text("lr_scheduler")?;
@@ -409,7 +410,7 @@ const RULES: &[KeyRule] = &[
         "one folder has one setting",
     ),
     differs("pseudo_huber_c", "the loss is the mean squared error"),
-    differs("optimizer.*", "hearth's AdamW has no such setting"),
+    differs("optimizer.*", "hearth's optimizer has no such setting"),
     refused(
         "dataset_file.directory[].mask_path dataset_file.directory[].default_mask_file",
         "hearth has no masked training",

@@ -161,8 +161,9 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas: &["adam_beta1", "adam_beta2"],
         epsilon: "adam_epsilon",
         weight_decay: "adam_weight_decay",
+        others: "",
     };
-    optimization::write_adam(mapping, &keys, TORCH_ADAMW)?;
+    optimization::write_settings(mapping, &keys, TORCH_ADAMW)?;
     let keys = ScheduleKeys {
         name: "lr_scheduler",
         warmup: "lr_warmup_steps",

@@ -196,16 +196,18 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     let name = typed.unwrap_or_else(|| "adam".into()).to_lowercase();
     optimization::write_kind(mapping, "optimizer", "adam")?;
     let key = |setting: &str| format!("optimizer_config.{name}.{setting}");
-    if name != "muon" && mapping.config.flag(&key("bias_correction"))? != Some(true) {
+    if name.starts_with("adam") && mapping.config.flag(&key("bias_correction"))? != Some(true) {
         mapping.differs(
             &key("bias_correction"),
             "the first steps are larger: moments are corrected for their start at 0",
         );
     }
     let (betas, epsilon, decay) = (key("betas"), key("eps"), key("weight_decay"));
-    let keys = AdamKeys { betas: &[&betas], epsilon: &epsilon, weight_decay: &decay };
+    let others = key("");
+    let (betas, epsilon, weight_decay) = (&[&*betas][..], &*epsilon, &*decay);
+    let keys = AdamKeys { betas, epsilon, weight_decay, others: &others };
     let weight_decay = if name == "adam" { 0.0 } else { ADAMW.weight_decay };
-    optimization::write_adam(mapping, &keys, AdamDefaults { weight_decay, ..ADAMW })?;
+    optimization::write_settings(mapping, &keys, AdamDefaults { weight_decay, ..ADAMW })?;
     schedule(mapping)
 }
 
@@ -261,7 +263,7 @@ const RULES: &[KeyRule] = &[
         "held-out text is measured as a whole, test data not at all",
     ),
     differs("lr_schedule.warmup_init", "the warmup begins at 0"),
-    differs("optimizer_config.*", "hearth's AdamW has no such setting"),
+    differs("optimizer_config.*", "hearth's optimizer has no such setting"),
     refused("resume_adapter_file", "hearth begins with a new adapter"),
     refused(
         "hf_dataset.* hf_dataset",

@@ -303,8 +303,9 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas: &["optimizer.beta1", "optimizer.beta2"],
         epsilon: "optimizer.eps",
         weight_decay: "optimizer.weight_decay",
+        others: "optimizer.",
     };
-    optimization::write_adam(mapping, &keys, TORCH_ADAMW)?;
+    optimization::write_settings(mapping, &keys, TORCH_ADAMW)?;
     let from = "learning_rate_scheduler";
     let typed = mapping.config.text(from)?;
     let schedule = match typed.as_deref().unwrap_or("CONSTANT") {

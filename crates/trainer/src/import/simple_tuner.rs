@@ -297,6 +297,9 @@ fn timesteps(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportE
 fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     let name = mapping.config.text("optimizer")?;
     optimization::write_kind(mapping, "optimizer", "adamw_bf16")?;
+    if name.as_deref() == Some("prodigy") {
+        mapping.differs("optimizer", "hearth has its authors' Prodigy, SimpleTuner one of its own");
+    }
     mapping.number("learning_rate", "optimizer.learning_rate", 4e-7)?;
     let default = match name.as_deref() {
         Some("optimi-adamw") => {
@@ -314,8 +317,9 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas,
         epsilon: "optimizer_config.eps",
         weight_decay: "optimizer_config.weight_decay",
+        others: "optimizer_config.",
     };
-    optimization::write_adam(mapping, &keys, default)?;
+    optimization::write_settings(mapping, &keys, default)?;
     schedule(mapping)
 }
 

@@ -5,25 +5,31 @@ mod ema;
 mod muon;
 mod outer;
 mod plateau;
+mod prodigy;
 pub mod schedule;
+mod schedule_free;
 mod shard;
 
 use std::ops::Range;
 use std::slice;
 
 use compute::ops::{
-    AdamW, BlockCodes, GradClip, Moments, Moments8bit, adamw, adamw_8bit, stochastic_round,
+    Adafactor, AdamW, FactoredMoments, GradClip, Moments, Moments8bit, adafactor, adamw,
+    adamw_8bit, lion, momentum, stochastic_round,
 };
 use compute::{Dtype, Gradients, Params, RandomSequence, Result, Tape, Tensor};
 
 pub use ema::Ema;
 pub use outer::OuterOptimizer;
 pub use plateau::Plateau;
+pub use schedule_free::{STATE_Z, averaged_on_host};
 pub use shard::OptimizerShard;
 
-use crate::config::optimizer::{self, OptimizerKind};
+use crate::config::optimizer::{OptimizerConfig, OptimizerKind};
 use crate::model::adapter::Adapters;
 use muon::MuonAdamW;
+use prodigy::ProdigyOptimizer;
+use schedule_free::ScheduleFreeAdamW;
 
 /// One step's settings.
 #[derive(Clone, Copy, Debug)]
@@ -40,32 +46,44 @@ pub enum Optimizer {
     AdamW(Vec<Moments>),
     /// `AdamW` with moments in 8 bits.
     AdamW8bit(Vec<Moments8bit>),
+    /// `AdamW` without a schedule.
+    ScheduleFree(ScheduleFreeAdamW),
+    /// Adafactor.
+    Adafactor(AdafactorOptimizer),
+    /// Lion, with the mean of gradients.
+    Lion(Vec<Tensor>),
     /// `Muon` for matrices within blocks, `AdamW` for the rest.
     Muon(MuonAdamW),
+    /// Prodigy.
+    Prodigy(ProdigyOptimizer),
 }
 
 impl Optimizer {
     /// Before the first step of a model that computes in `dtype`.
     pub fn new(
-        settings: &optimizer::OptimizerConfig,
+        settings: &OptimizerConfig,
         adapters: &Adapters,
         dtype: Dtype,
         shard: Option<&OptimizerShard>,
     ) -> Result<Self> {
         let values = adapters.params.values();
-        let values =
-            values.iter().enumerate().map(|(index, value)| Self::held(shard, index, value));
-        let values = values.collect::<Result<Vec<_>>>()?;
-        let values = values.iter();
+        let held = values.iter().enumerate().map(|(index, value)| Self::held(shard, index, value));
+        let held = held.collect::<Result<Vec<_>>>()?;
         Ok(match settings.kind {
-            OptimizerKind::AdamW => Self::AdamW(values.map(Moments::new).collect::<Result<_>>()?),
-            OptimizerKind::AdamW8bit => {
-                Self::AdamW8bit(values.map(Moments8bit::new).collect::<Result<_>>()?)
+            OptimizerKind::AdamW => Self::AdamW(of_each(&held, Moments::new)?),
+            OptimizerKind::AdamW8bit => Self::AdamW8bit(of_each(&held, Moments8bit::new)?),
+            OptimizerKind::AdamWScheduleFree => {
+                Self::ScheduleFree(ScheduleFreeAdamW::new(settings, &held)?)
             }
+            OptimizerKind::Adafactor => Self::Adafactor(AdafactorOptimizer {
+                state: of_each(&held, FactoredMoments::new)?,
+                scale_parameter: settings.scale_parameter,
+            }),
+            OptimizerKind::Lion => Self::Lion(of_each(&held, momentum)?),
             OptimizerKind::Muon => {
-                let momentum = settings.momentum as f32;
-                Self::Muon(MuonAdamW::new(adapters, momentum, dtype)?)
+                Self::Muon(MuonAdamW::new(adapters, settings.momentum as f32, dtype)?)
             }
+            OptimizerKind::Prodigy => Self::Prodigy(ProdigyOptimizer::new(settings, &held)?),
         })
     }
 
@@ -82,24 +100,19 @@ impl Optimizer {
         match self {
             Self::AdamW(state) => state[index] = Moments::new(param)?,
             Self::AdamW8bit(state) => state[index] = Moments8bit::new(param)?,
-            Self::Muon(_) => {}
+            Self::Adafactor(all) => all.state[index] = FactoredMoments::new(param)?,
+            Self::Lion(means) => means[index] = momentum(param)?,
+            // Never sharded.
+            Self::ScheduleFree(_) | Self::Muon(_) | Self::Prodigy(_) => {}
         }
         Ok(())
     }
 
     /// The state of one parameter, in a stable order.
     pub fn tensors_of(&mut self, index: usize) -> Vec<&mut Tensor> {
-        match self {
-            Self::AdamW(state) => {
-                let Moments { first, second } = &mut state[index];
-                vec![first, second]
-            }
-            Self::AdamW8bit(state) => {
-                let Moments8bit { first, second } = &mut state[index];
-                vec![&mut first.codes, &mut first.scales, &mut second.codes, &mut second.scales]
-            }
-            Self::Muon(_) => Vec::new(),
-        }
+        let prefix = format!("{index}.");
+        let all = self.tensors().into_iter();
+        all.filter(|(name, _)| name.starts_with(&prefix)).map(|(_, tensor)| tensor).collect()
     }
 
     /// Changes the parameters, of a shard its own; nothing at all if the norm in `clip` is not finite. All memory is asked
@@ -163,34 +176,83 @@ impl Optimizer {
             Self::AdamW8bit(state) => {
                 adamw_8bit(params, gradients, &mut state[range], how, Some(clip))
             }
+            Self::ScheduleFree(state) => state.step(range, params, gradients, how, clip),
+            Self::Adafactor(AdafactorOptimizer { state, scale_parameter }) => {
+                let how = Adafactor { adamw: how, scale_parameter: *scale_parameter };
+                adafactor(params, gradients, &mut state[range], how, Some(clip))
+            }
+            Self::Lion(means) => lion(params, gradients, &mut means[range], how, Some(clip)),
             Self::Muon(state) => state.step(range, params, gradients, how, clip),
+            Self::Prodigy(state) => state.step(params, gradients, how, clip),
+        }
+    }
+
+    /// Swaps the parameters and those that the optimizer evaluates the model at, where these are others; a second call
+    /// swaps them again.
+    pub fn swap_averaged(&mut self, params: &mut Params) -> Result<()> {
+        match self {
+            Self::ScheduleFree(state) => state.swap(params),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the optimizer multiplies the learning rate by. Waits for the GPU if that is there.
+    pub fn rate_factor(&self) -> Result<f64> {
+        match self {
+            Self::Prodigy(state) => state.distance(),
+            _ => Ok(1.0),
         }
     }
 
     /// Its state, by parameter and in a stable order.
     pub fn tensors(&mut self) -> Vec<(String, &mut Tensor)> {
-        let mut all = Vec::new();
         match self {
             Self::AdamW(state) => {
-                for (index, Moments { first, second }) in state.iter_mut().enumerate() {
-                    all.push((format!("{index}.first"), first));
-                    all.push((format!("{index}.second"), second));
-                }
+                named(state, |Moments { first, second }| vec![("first", first), ("second", second)])
             }
-            Self::AdamW8bit(state) => {
-                for (index, Moments8bit { first, second }) in state.iter_mut().enumerate() {
-                    for (name, BlockCodes { codes, scales }) in
-                        [("first", first), ("second", second)]
-                    {
-                        all.push((format!("{index}.{name}.codes"), codes));
-                        all.push((format!("{index}.{name}.scales"), scales));
-                    }
-                }
+            Self::AdamW8bit(state) => named(state, |Moments8bit { first, second }| {
+                vec![
+                    ("first.codes", &mut first.codes),
+                    ("first.scales", &mut first.scales),
+                    ("second.codes", &mut second.codes),
+                    ("second.scales", &mut second.scales),
+                ]
+            }),
+            Self::ScheduleFree(state) => state.tensors(),
+            Self::Adafactor(all) => {
+                named(&mut all.state, |FactoredMoments { rows, columns, .. }| {
+                    let columns = columns.as_mut().map(|columns| ("columns", columns));
+                    [("rows", rows)].into_iter().chain(columns).collect()
+                })
             }
-            Self::Muon(state) => all = state.tensors(),
+            Self::Lion(means) => named(means, |mean| vec![("mean", mean)]),
+            Self::Muon(state) => state.tensors(),
+            Self::Prodigy(state) => state.tensors(),
         }
-        all
     }
+}
+
+/// Adafactor's state and its one setting.
+pub struct AdafactorOptimizer {
+    state: Vec<FactoredMoments>,
+    scale_parameter: bool,
+}
+
+/// The state of each parameter.
+fn of_each<S>(values: &[Tensor], new: fn(&Tensor) -> Result<S>) -> Result<Vec<S>> {
+    values.iter().map(new).collect()
+}
+
+/// The tensors of each parameter's state, by its index.
+fn named<'a, S>(
+    state: &'a mut [S],
+    tensors: impl Fn(&'a mut S) -> Vec<(&'static str, &'a mut Tensor)>,
+) -> Vec<(String, &'a mut Tensor)> {
+    let of = |(index, state)| {
+        let tensors = tensors(state).into_iter();
+        tensors.map(move |(name, tensor)| (format!("{index}.{name}"), tensor))
+    };
+    state.iter_mut().enumerate().flat_map(of).collect()
 }
 
 #[cfg(test)]

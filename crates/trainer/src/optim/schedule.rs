@@ -21,6 +21,14 @@ pub fn lr_factor(settings: &OptimizerConfig, step: u64, total: u64, lowered: u32
         LrSchedule::Constant => 1.0,
         LrSchedule::Linear => 1.0 - progress,
         LrSchedule::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
+        LrSchedule::CosineWithRestarts => {
+            let of_cycle = (settings.cycles as f64 * progress).fract();
+            0.5 * (1.0 + (PI * of_cycle).cos())
+        }
+        LrSchedule::Polynomial => {
+            let least = settings.lr_end / settings.learning_rate;
+            (1.0 - least) * (1.0 - progress).powf(settings.power) + least
+        }
         LrSchedule::Plateau => PLATEAU_FACTOR.powi(lowered.try_into().unwrap_or(i32::MAX)),
         LrSchedule::Wsd => remaining(settings, step, total),
     }
@@ -55,8 +63,16 @@ mod tests {
         momentum: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.0,
+        scale_parameter: false,
+        d0: 1e-6,
+        d_coef: 1.0,
+        use_bias_correction: false,
+        safeguard_warmup: false,
         lr_scheduler: LrSchedule::Constant,
         warmup_steps: 0,
+        cycles: 1,
+        power: 1.0,
+        lr_end: 0.0,
         decay: 0.5,
         decay_curve: DecayCurve::Linear,
     };
@@ -103,5 +119,39 @@ mod tests {
         check_all(&OptimizerConfig { decay: 0.0, ..wsd }, [1.0; 6]);
         let all = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0].map(|left| left / 7.0);
         check_all(&OptimizerConfig { decay: 1.0, ..wsd }, all);
+    }
+
+    /// Every step of transformers' schedules (`tests/golden/optimizers/schedules.py`). With a warmup, step n here is step n
+    /// there of a run that is longer by one, whose first step has a learning rate of 0.
+    #[test]
+    fn schedules_are_those_of_transformers() {
+        let recorded = include_str!("../../../../tests/golden/optimizers/schedules.txt");
+        for line in recorded.lines() {
+            let mut words = line.split(' ');
+            let name = words.next().unwrap();
+            let mut number = || words.next().unwrap().parse::<f64>().unwrap();
+            let (warmup, cycles, power, lr_end) = (number(), number(), number(), number());
+            let lr_scheduler = match name {
+                "linear" => LrSchedule::Linear,
+                "cosine" => LrSchedule::Cosine,
+                "cosine_with_restarts" => LrSchedule::CosineWithRestarts,
+                _ => LrSchedule::Polynomial,
+            };
+            let settings = OptimizerConfig {
+                lr_scheduler,
+                learning_rate: 1e-3,
+                warmup_steps: warmup as u64,
+                cycles: cycles as u64,
+                power,
+                lr_end,
+                ..SETTINGS
+            };
+            let factors: Vec<f64> = words.map(|word| word.parse().unwrap()).collect();
+            for (step, expected) in (1..).zip(&factors) {
+                let ours = lr_factor(&settings, step, factors.len() as u64, 0);
+                assert!((ours - expected).abs() < 1e-9, "{line:.40} {step}: {ours} {expected}");
+            }
+        }
+        assert_eq!(recorded.lines().count(), 11);
     }
 }

@@ -9,6 +9,7 @@ use compute::{Device, DeviceKind, MemoryRecording, WorkStats};
 use super::DatasetSummary;
 use super::rates::Rates;
 use super::time;
+use crate::config::adapter::AdapterKind;
 use crate::config::batch::BatchSettings;
 use crate::config::{RunConfig, Switch};
 use crate::cost::Cost;
@@ -89,7 +90,8 @@ impl<T: Task> DryRun<'_, T> {
         }
         let mut works = Vec::new();
         for (size, n) in &self.dataset.held_out {
-            works.extend(self.validation(&device, &session, *size, *n)?);
+            let validated = |session: &_| self.validation(&device, session, *size, *n);
+            works.extend(session.with_averaged(validated)?);
             phases.push(phase(Phase::validate(*size)));
         }
         Ok((phases, Cost { works, read_bytes: 0 }))
@@ -97,10 +99,10 @@ impl<T: Task> DryRun<'_, T> {
 
     /// The peak of a validation in the largest size.
     pub fn validation_peak(&self) -> Result<usize> {
-        let (device, session) = self.session()?;
+        let (device, mut session) = self.session()?;
         let largest = self.dataset.held_out.iter().max_by_key(|(size, _)| T::relative_cost(**size));
         if let Some((size, n)) = largest {
-            self.validation(&device, &session, *size, *n)?;
+            session.with_averaged(|session| self.validation(&device, session, *size, *n))?;
         }
         Ok(device.usage().extent)
     }
@@ -123,10 +125,15 @@ impl<T: Task> DryRun<'_, T> {
         works.collect()
     }
 
-    /// A checkpoint: tensors go to the disk piece by piece, which adds nothing to what lives as long as the run.
+    /// A checkpoint: tensors go to the disk piece by piece, which adds nothing to what lives as long as the run but
+    /// averaged parameters where they are computed for it.
     pub fn saving(&self) -> Result<PlannedPhase> {
-        let (device, _session) = self.session()?;
+        let (device, mut session) = self.session()?;
         device.reset_peak();
+        // A full fine-tune is averaged when it is exported, on the host.
+        if self.config.adapter.kind != AdapterKind::Full {
+            session.with_averaged(|_| Ok(()))?;
+        }
         Ok(PlannedPhase { name: Phase::Save, peak_bytes: device.usage().extent })
     }
 
@@ -138,9 +145,11 @@ impl<T: Task> DryRun<'_, T> {
         }
         let tilings = self.task.sample_tilings().into_iter().map(Some);
         for tiling in std::iter::once(None).chain(tilings) {
-            let (device, session) = self.session()?;
-            let model = session.trainable_model();
-            let cost = self.task.dry_run_samples(self.dataset, &device, model, tiling)?;
+            let (device, mut session) = self.session()?;
+            let cost = session.with_averaged(|session| {
+                let model = session.trainable_model();
+                self.task.dry_run_samples(self.dataset, &device, model, tiling)
+            })?;
             let phase = PlannedPhase { name: Phase::Sample, peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
             estimate = SampleEstimate { tiling, phase: Some(phase), cost };

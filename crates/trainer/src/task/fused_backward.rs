@@ -95,7 +95,7 @@ mod tests {
             let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
             let clip = (MAX_NORM / (norm + 1e-6)).min(1.0);
             let (rate, decay) = (f64::from(how.learning_rate), f64::from(how.weight_decay));
-            let (b1, b2) = (f64::from(how.betas.0), f64::from(how.betas.1));
+            let (b1, b2) = how.betas;
             let steps = how.step as f64;
             for (at, g) in gradient.iter().map(|g| g * clip).enumerate() {
                 self.first[at] = b1 * self.first[at] + (1.0 - b1) * g;

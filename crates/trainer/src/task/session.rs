@@ -7,7 +7,7 @@ use std::path::Path;
 
 use cluster::World;
 use compute::ops::{AdamW, GradClip, global_norm};
-use compute::{Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
+use compute::{ComputeError, Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
 
 use super::exact_sums::ExactSums;
@@ -16,7 +16,7 @@ use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::{RunConfig, Switch};
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 use crate::event::PolicyMetrics;
 use crate::export::adapter_checkpoint::{self, LayerTensors};
 use crate::model::adapter::Adapters;
@@ -25,9 +25,10 @@ use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
 use crate::optim::{Ema, Optimizer, OptimizerShard, OptimizerStep, OuterOptimizer};
 
-/// How a checkpoint calls parameters and their EMA; an index follows.
+/// How a checkpoint calls parameters, their EMA and the optimizer's state; an index follows.
 pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
 pub(crate) const EMA_PREFIX: &str = "ema.";
+pub(crate) const OPTIMIZER_PREFIX: &str = "optimizer.";
 /// The same in checkpoints of the first version.
 const EMA_PREFIX_BEFORE: &str = "average.";
 
@@ -303,18 +304,36 @@ impl<'a, T: Task> Session<'a, T> {
         self.apply(&norm, rate, applied)
     }
 
-    /// Runs `work` with the EMA, if there is one, in place of the parameters.
-    pub fn with_ema<R>(&mut self, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        self.swap_ema()?;
+    /// Runs `work` with averaged parameters in place of those in training: their EMA, or the average of a schedule-free
+    /// optimizer. Without either, with the same.
+    pub fn with_averaged<R>(&mut self, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        self.swap_averaged()?;
         let done = work(self);
-        self.swap_ema()?;
+        self.swap_averaged()?;
         done
     }
 
-    /// Swaps the EMA, if there is one, and the parameters; a second call swaps them again.
-    pub fn swap_ema(&mut self) -> Result<()> {
-        let Self { ema, adapters, .. } = self;
-        ema.as_mut().map_or(Ok(()), |ema| Ok(ema.swap(&mut adapters.params)?))
+    /// The same for a look at what is exported; at the parameters in training where there is no memory for an average.
+    pub fn with_exported<R>(&mut self, work: impl Fn(&Self) -> Result<R>) -> Result<R> {
+        match self.with_averaged(&work) {
+            Err(TrainerError::Compute(ComputeError::OutOfMemory { .. })) => work(self),
+            done => done,
+        }
+    }
+
+    /// Swaps averaged parameters, if there are any, and those in training; a second call swaps them again.
+    pub fn swap_averaged(&mut self) -> Result<()> {
+        let Self { ema, optimizer, adapters, .. } = self;
+        match ema {
+            Some(ema) => ema.swap(&mut adapters.params)?,
+            None => optimizer.swap_averaged(&mut adapters.params)?,
+        }
+        Ok(())
+    }
+
+    /// The learning rate that the optimizer makes of a given one.
+    pub fn effective_rate(&self, rate: f64) -> Result<f64> {
+        Ok(rate * self.optimizer.rate_factor()?)
     }
 
     /// The model for sampling.
@@ -367,13 +386,13 @@ impl<'a, T: Task> Session<'a, T> {
         Ok(without)
     }
 
-    /// Writes the adapter, or its EMA if there is one, into a checkpoint's folder. A full fine-tune has no
+    /// Writes the adapter, averaged if it is so, into a checkpoint's folder. A full fine-tune has no
     /// adapter: its weights are in the state dict.
     pub fn write_adapter(&mut self, folder: &Path) -> Result<()> {
         if self.config.adapter.kind == AdapterKind::Full {
             return Ok(());
         }
-        self.with_ema(|session| {
+        self.with_averaged(|session| {
             let values = session.adapters.params.values();
             let of = |key: ParamKey| &values[key.index()];
             let layers = session.adapters.layers.iter().map(|layer| LayerTensors {
@@ -420,7 +439,7 @@ impl<'a, T: Task> Session<'a, T> {
         };
         for (name, tensor) in self.optimizer.tensors() {
             if is_held(&name) {
-                all.push((format!("optimizer.{name}"), tensor));
+                all.push((format!("{OPTIMIZER_PREFIX}{name}"), tensor));
             }
         }
         let averaged = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
@@ -477,7 +496,7 @@ fn optimizer_step(config: &RunConfig, update: UpdateSettings) -> OptimizerStep {
     let (settings, UpdateSettings { learning_rate, applied, scale }) = (&config.optimizer, update);
     let adamw = AdamW {
         learning_rate: learning_rate as f32,
-        betas: (settings.betas[0] as f32, settings.betas[1] as f32),
+        betas: (settings.betas[0], settings.betas[1]),
         epsilon: settings.epsilon as f32,
         weight_decay: settings.weight_decay as f32,
         step: applied + 1,

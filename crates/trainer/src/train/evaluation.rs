@@ -53,12 +53,12 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         Ok(())
     }
 
-    /// Of the EMA, if there is one.
+    /// Of averaged parameters, if there are any.
     fn validation_loss(&mut self) -> Result<f64> {
         let (device, stop) = (self.device, self.events.cancel_token());
-        self.session.swap_ema()?;
+        self.session.swap_averaged()?;
         let loss = device.cancellable(stop, || self.held_out_loss());
-        self.session.swap_ema()?;
+        self.session.swap_averaged()?;
         loss
     }
 
@@ -104,7 +104,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let step = progress.step;
         let pace = PacedProgress::new(Pacer { pacing, device, events, step });
         let should_continue = || pace.should_continue();
-        let written = session.with_ema(|session| {
+        let written = session.with_averaged(|session| {
             let trainable = session.trainable_model();
             device.cancellable(events.cancel_token(), || {
                 loader.write_samples(device, trainable, folder, step, &should_continue)

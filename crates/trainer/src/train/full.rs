@@ -9,6 +9,7 @@ use weights::load::load_f32;
 use weights::{BytesDoneFn, Catalog, WeightsError};
 
 use crate::config::adapter::AdapterKind;
+use crate::config::optimizer::OptimizerKind;
 use crate::config::training_data::TrainingData;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
@@ -22,7 +23,8 @@ use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::paths::PartPaths;
 use crate::model::files;
 use crate::model::llama::language_model::LanguageModel;
-use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX, find_saved};
+use crate::optim::{STATE_Z, averaged_on_host};
+use crate::task::session::{EMA_PREFIX, OPTIMIZER_PREFIX, PARAMETER_PREFIX, find_saved};
 use crate::train::compress;
 use crate::train::folder::{CONFIG, INITIAL};
 use crate::train::language::LanguagePipeline;
@@ -174,7 +176,14 @@ impl FullCheckpoint {
         if !tick(tensor.bytes) {
             return Err(WeightsError::Cancelled);
         }
-        load_f32(&self.catalog, tensor, 0..tensor.numel()).map(Some)
+        let mut values = load_f32(&self.catalog, tensor, 0..tensor.numel())?;
+        if self.config.optimizer.kind == OptimizerKind::AdamWScheduleFree {
+            let index = stored.trim_start_matches(PARAMETER_PREFIX);
+            let z = self.catalog.find(&format!("{OPTIMIZER_PREFIX}{index}.{STATE_Z}"))?;
+            let z = load_f32(&self.catalog, z, 0..z.numel())?;
+            averaged_on_host(&self.config.optimizer, &mut values, &z);
+        }
+        Ok(Some(values))
     }
 
     /// Fails unless the checkpoint's tensors are those of the base.

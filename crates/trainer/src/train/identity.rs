@@ -83,10 +83,13 @@ const NEW_KEYS: [(&str, &str); 4] = [
 
 /// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.
-const RATE_KEYS: [&str; 5] = [
+const RATE_KEYS: [&str; 8] = [
     "optimizer.learning_rate",
     "optimizer.lr_scheduler",
     "optimizer.warmup_steps",
+    "optimizer.cycles",
+    "optimizer.power",
+    "optimizer.lr_end",
     "optimizer.decay",
     "optimizer.decay_curve",
 ];
@@ -167,7 +170,7 @@ impl Identity {
 
     /// Whether a change was asked for. What belongs to a schedule comes and goes with it.
     fn has_typed(&self, key: &str) -> bool {
-        let with_schedule = key.starts_with("optimizer.decay");
+        let with_schedule = RATE_KEYS.iter().position(|of| *of == key).is_some_and(|at| at > 2);
         self.typed.contains(key) || (with_schedule && self.typed.contains("optimizer.lr_scheduler"))
     }
 }

@@ -128,7 +128,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         }
         let Self { session, progress, .. } = self;
         let divergence = session
-            .with_ema(|session| divergence::find(&progress.health, &session.trained_weights()))?;
+            .with_exported(|it| divergence::find(&progress.health, &it.trained_weights()))?;
         let Some(divergence) = divergence else { return Ok(end) };
         self.warn(WarningKind::Diverged(divergence))?;
         Ok(if is_forced { end } else { RunEnd { reason: EndReason::Diverged, ..end } })

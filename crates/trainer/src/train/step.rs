@@ -204,7 +204,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         if let Some(loss_scale) = &mut progress.loss_scale {
             loss_scale.update(is_applied);
         }
-        Ok(learning_rate)
+        self.session.effective_rate(learning_rate)
     }
 }
 

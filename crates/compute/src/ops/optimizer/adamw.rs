@@ -17,7 +17,7 @@ pub struct AdamW {
     /// Learning rate.
     pub learning_rate: f32,
     /// β₁ and β₂: decay of the two moments.
-    pub betas: (f32, f32),
+    pub betas: (f64, f64),
     /// Keeps the denominator away from 0.
     pub epsilon: f32,
     /// Decoupled weight decay.
@@ -157,7 +157,8 @@ impl AdamWUpdate {
     /// For gradients to be multiplied by `scale`.
     pub fn new(step: AdamW, scale: f32) -> Self {
         let (rate, decay) = (f64::from(step.learning_rate), f64::from(step.weight_decay));
-        let (first, second) = (f64::from(step.betas.0), f64::from(step.betas.1));
+        // Rounded to f32, as they always were: a run that goes on takes the same steps.
+        let (first, second) = (f64::from(step.betas.0 as f32), f64::from(step.betas.1 as f32));
         let steps = step.step as f64;
         Self {
             scale,

@@ -6,8 +6,10 @@ use rayon::prelude::*;
 
 use super::adamw::AdamWUpdate;
 use super::eight_bit::BLOCK;
+use super::lion::LionUpdate;
 use super::muon::MIN_NORM;
-use super::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon};
+use super::schedule_free::{ScheduleFreeStep, ScheduleFreeUpdate};
+use super::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon, ScheduleFreeState};
 use crate::Tensor;
 use crate::codebook::Codebook;
 use crate::cpu::CpuBackend;
@@ -18,7 +20,7 @@ use crate::dtype::{Real, with_real};
 use crate::random::RandomSequence;
 
 /// Elements per task; a multiple of what shares a scale.
-const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
+pub(super) const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
 
 /// Elements of a partial sum of squares. Chosen: a fraction of a millisecond.
 const SHARE: usize = if cfg!(test) { BLOCK } else { 1 << 20 };
@@ -52,10 +54,73 @@ pub fn adamw(
 }
 
 /// What gradients are multiplied by; none if the step is not to be made.
-fn scale(own: f32, clip: Option<&GradClip>) -> Option<f32> {
+pub(super) fn scale(own: f32, clip: Option<&GradClip>) -> Option<f32> {
     let Some(GradClip { norm, max_norm }) = clip else { return Some(own) };
     let norm = own * norm.data::<f32>()[0];
     norm.is_finite().then(|| own * (max_norm / (norm + 1e-6)).min(1.0))
+}
+
+/// As much of a parameter as a task takes, with its gradient and its state.
+pub(super) struct ParamPiece<'a, const N: usize> {
+    pub param: &'a mut [f32],
+    pub gradient: &'a [f32],
+    pub state: [&'a mut [f32]; N],
+}
+
+/// All parameters with a gradient, in pieces.
+pub(super) fn param_pieces<'a, const N: usize>(
+    params: &'a mut [Tensor],
+    gradients: &[Option<&'a Tensor>],
+    state: impl Iterator<Item = [&'a mut Tensor; N]>,
+) -> Vec<ParamPiece<'a, N>> {
+    let mut all = Vec::new();
+    for ((param, gradient), state) in params.iter_mut().zip(gradients).zip(state) {
+        let Some(gradient) = *gradient else { continue };
+        let mut state = state.map(|tensor| tensor.data_mut::<f32>().chunks_mut(GRAIN));
+        let pieces = param.data_mut::<f32>().chunks_mut(GRAIN);
+        for (param, gradient) in pieces.zip(gradient.data::<f32>().chunks(GRAIN)) {
+            let state = state.each_mut().map(|pieces| pieces.next().expect("of the same shape"));
+            all.push(ParamPiece { param, gradient, state });
+        }
+    }
+    all
+}
+
+pub fn lion(
+    cpu: &CpuBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    means: &mut [Tensor],
+    step: AdamW,
+    clip: Option<&GradClip>,
+) {
+    let Some(scale) = scale(step.scale, clip) else { return };
+    let update = LionUpdate::new(step, scale);
+    let pieces = param_pieces(params, gradients, means.iter_mut().map(|mean| [mean]));
+    cpu.install(|| {
+        pieces.into_par_iter().for_each(|ParamPiece { param, gradient, state: [mean] }| {
+            lion_block(update, param, gradient, mean);
+        });
+    });
+}
+
+pub fn schedule_free(
+    cpu: &CpuBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    state: &mut [ScheduleFreeState],
+    how: ScheduleFreeStep,
+    clip: Option<&GradClip>,
+) {
+    let Some(scale) = scale(how.step.scale, clip) else { return };
+    let update = ScheduleFreeUpdate::new(how, scale);
+    let state = state.iter_mut().map(|ScheduleFreeState { z, second }| [z, second]);
+    let pieces = param_pieces(params, gradients, state);
+    cpu.install(|| {
+        pieces.into_par_iter().for_each(|ParamPiece { param, gradient, state: [z, second] }| {
+            schedule_free_block(update, param, gradient, z, second);
+        });
+    });
 }
 
 pub fn adamw_8bit(
@@ -232,6 +297,20 @@ simd! {
         second: &mut [f32],
     ) {
         update.apply(params, gradients, first, second);
+    }
+
+    fn lion_block(update: LionUpdate, params: &mut [f32], gradients: &[f32], means: &mut [f32]) {
+        update.apply(params, gradients, means);
+    }
+
+    fn schedule_free_block(
+        update: ScheduleFreeUpdate,
+        params: &mut [f32],
+        gradients: &[f32],
+        z: &mut [f32],
+        second: &mut [f32],
+    ) {
+        update.apply(params, gradients, z, second);
     }
 }
 

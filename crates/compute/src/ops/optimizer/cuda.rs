@@ -2,8 +2,10 @@
 
 use super::adamw::AdamWUpdate;
 use super::eight_bit::BLOCK;
+use super::lion::LionUpdate;
 use super::muon::MIN_NORM;
-use super::{AdamW, GradClip, Moments, Moments8bit, Muon};
+use super::schedule_free::{ScheduleFreeStep, ScheduleFreeUpdate};
+use super::{AdamW, GradClip, Moments, Moments8bit, Muon, ScheduleFreeState};
 use crate::codebook::Codebook;
 use crate::cuda::{
     CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, THREADS, arguments,
@@ -11,27 +13,40 @@ use crate::cuda::{
 use crate::random::RandomSequence;
 use crate::{Dtype, Tensor};
 
-const KERNELS: CudaSource = CudaSource { name: "optimizer", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource {
+    name: "optimizer",
+    text: concat!(include_str!("tensors.cuh"), include_str!("kernel.cu")),
+};
 
 /// Tensors of a launch, as in the kernel source: with them its arguments stay below the 4 KB that every
 /// GPU takes.
 const MAX_TENSORS: usize = 48;
 /// Elements of a block that makes a step or counts. Chosen: a few for each thread.
-const STEP_SHARE: usize = 8 * THREADS;
+pub(super) const STEP_SHARE: usize = 8 * THREADS;
 /// Elements of a partial sum of squares. Chosen: a few hundred for each thread.
-const SHARE: usize = 1 << 16;
+pub(super) const SHARE: usize = 1 << 16;
 
 /// What a kernel does to one tensor: where the tensor and what belongs to it lie, and its numbers.
-struct TensorArgs {
-    at: Vec<CudaArg>,
-    n: usize,
+pub(super) struct TensorArgs {
+    pub at: Vec<CudaArg>,
+    pub n: usize,
+}
+
+/// A kernel of a source.
+pub(super) struct KernelName {
+    pub source: &'static CudaSource,
+    pub function: &'static str,
+}
+
+fn named(function: &'static str) -> KernelName {
+    KernelName { source: &KERNELS, function }
 }
 
 /// Lets a kernel work on many tensors, a block for every `share` elements of each. `arguments` gives what
 /// it is told besides, from the count of blocks in launches before.
-fn launch(
+pub(super) fn launch(
     cuda: &CudaBackend,
-    function: &'static str,
+    KernelName { source, function }: KernelName,
     dtype: Dtype,
     all: &[TensorArgs],
     share: usize,
@@ -49,7 +64,7 @@ fn launch(
         table.resize(1 + 8 * MAX_TENSORS, CudaArg::NONE);
         let all = [arguments(before), table].concat();
         let grid = LaunchConfig { threads: threads as u32, ..LaunchConfig::blocks(blocks) };
-        cuda.launch(&KERNELS, function, CudaVariant::of(&[dtype]), grid, &all);
+        cuda.launch(source, function, CudaVariant::of(&[dtype]), grid, &all);
         before += blocks;
     }
 }
@@ -70,7 +85,62 @@ pub fn adamw(
     });
     let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&arguments![STEP_SHARE][..], &rest].concat();
-    launch(cuda, "adamw", Dtype::F32, &all, STEP_SHARE, THREADS, arguments);
+    launch(cuda, named("adamw"), Dtype::F32, &all, STEP_SHARE, THREADS, arguments);
+}
+
+pub fn lion(
+    cuda: &CudaBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    means: &mut [Tensor],
+    step: AdamW,
+    clip: Option<&GradClip>,
+) {
+    let update = LionUpdate::new(step, step.scale).kernel_args();
+    let state = means.iter_mut().map(|mean| [mean]);
+    launch_step(cuda, "lion", &tensor_args(params, gradients, state), &update, clip);
+}
+
+pub fn schedule_free(
+    cuda: &CudaBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    state: &mut [ScheduleFreeState],
+    how: ScheduleFreeStep,
+    clip: Option<&GradClip>,
+) {
+    let update = ScheduleFreeUpdate::new(how, how.step.scale).kernel_args();
+    let state = state.iter_mut().map(|ScheduleFreeState { z, second }| [z, second]);
+    launch_step(cuda, "schedule_free", &tensor_args(params, gradients, state), &update, clip);
+}
+
+/// Every parameter with a gradient, beside that and its state.
+pub(super) fn tensor_args<'a, const N: usize>(
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    state: impl Iterator<Item = [&'a mut Tensor; N]>,
+) -> Vec<TensorArgs> {
+    let all = params.iter_mut().zip(gradients).zip(state);
+    let all = all.filter_map(|((param, gradient), state)| {
+        let (n, gradient) = (param.shape().elements(), (*gradient)?);
+        let mut at = arguments![param, gradient].to_vec();
+        at.extend(state.map(CudaArg::from));
+        Some(TensorArgs { at, n })
+    });
+    all.collect()
+}
+
+/// A kernel that changes each element by itself.
+fn launch_step(
+    cuda: &CudaBackend,
+    function: &'static str,
+    all: &[TensorArgs],
+    update: &[f32],
+    clip: Option<&GradClip>,
+) {
+    let update: Vec<CudaArg> = update.iter().map(|number| CudaArg::from(*number)).collect();
+    let arguments = |_| [&arguments![STEP_SHARE][..], &clip_arguments(clip), &update[..]].concat();
+    launch(cuda, named(function), Dtype::F32, all, STEP_SHARE, THREADS, arguments);
 }
 
 pub fn adamw_8bit(
@@ -99,7 +169,7 @@ pub fn adamw_8bit(
     });
     let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&books[..], &rest].concat();
-    launch(cuda, "adamw_8bit", Dtype::F32, &all, BLOCK, BLOCK, arguments);
+    launch(cuda, named("adamw_8bit"), Dtype::F32, &all, BLOCK, BLOCK, arguments);
 }
 
 /// Floats of workspace of [`direction`]: partial sums in f64, then the norm.
@@ -157,7 +227,7 @@ pub fn apply_update(
 }
 
 /// The norm of all gradients, and the maximum norm.
-fn clip_arguments(clip: Option<&GradClip>) -> [CudaArg; 2] {
+pub(super) fn clip_arguments(clip: Option<&GradClip>) -> [CudaArg; 2] {
     let (norm, most) = clip.map(|clip| (&clip.norm, clip.max_norm)).unzip();
     arguments![norm, most.unwrap_or(0.0)]
 }
@@ -188,7 +258,7 @@ pub fn global_norm(
     let partial = workspace.address_mut();
     let arguments =
         |before| arguments![partial + (before * size_of::<f64>()) as u64, SHARE].to_vec();
-    launch(cuda, "squares", Dtype::F32, &read_only(gradients), SHARE, THREADS, arguments);
+    launch(cuda, named("squares"), Dtype::F32, &read_only(gradients), SHARE, THREADS, arguments);
     let count: usize = gradients.iter().map(|gradient| n_shares(gradient)).sum();
     let arguments = arguments![partial, count, norm];
     cuda.launch(&KERNELS, "root", CudaVariant::of(&[]), LaunchConfig::blocks(1), &arguments);
@@ -209,7 +279,7 @@ pub fn count_not_finite(cuda: &CudaBackend, tensors: &[&Tensor], count: &mut Ten
         let some = tensors.iter().copied().filter(|tensor| tensor.dtype() == dtype);
         let all = read_only(&some.collect::<Vec<_>>());
         let arguments = |_| arguments![count, STEP_SHARE].to_vec();
-        launch(cuda, "count_not_finite", dtype, &all, STEP_SHARE, THREADS, arguments);
+        launch(cuda, named("count_not_finite"), dtype, &all, STEP_SHARE, THREADS, arguments);
     }
 }
 

@@ -2,8 +2,10 @@
 
 use super::adamw::AdamWUpdate;
 use super::eight_bit::BLOCK;
+use super::lion::LionUpdate;
 use super::muon::MIN_NORM;
-use super::{AdamW, GradClip, Moments, Moments8bit, Muon};
+use super::schedule_free::{ScheduleFreeStep, ScheduleFreeUpdate};
+use super::{AdamW, GradClip, Moments, Moments8bit, Muon, ScheduleFreeState};
 use crate::Tensor;
 use crate::codebook::Codebook;
 use crate::gpu::{
@@ -17,7 +19,7 @@ const EIGHT_BIT: WgslSource =
     WgslSource { name: "8-bit optimizer", text: include_str!("eight_bit.wgsl") };
 
 /// Elements of a partial sum of squares. Chosen: a few hundred for each thread.
-const SHARE: usize = 1 << 16;
+pub(super) const SHARE: usize = 1 << 16;
 
 pub fn adamw(
     gpu: &GpuBackend,
@@ -36,6 +38,46 @@ pub fn adamw(
         let tensors = arguments![param, gradient, first, second, norm, n];
         let arguments = [&tensors[..], &numbers].concat();
         gpu.launch(&KERNELS, "adamw", &GpuVariant::default(), singles(n), &arguments);
+    }
+}
+
+pub fn lion(
+    gpu: &GpuBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    means: &mut [Tensor],
+    step: AdamW,
+    clip: Option<&GradClip>,
+) {
+    let (norm, most) = clip_args(clip);
+    let update = LionUpdate::new(step, step.scale).kernel_args().map(GpuArg::from);
+    for ((param, gradient), mean) in params.iter_mut().zip(gradients).zip(means) {
+        let Some(gradient) = *gradient else { continue };
+        let n = param.shape().elements();
+        let tensors = arguments![param, gradient, mean, norm, n, most];
+        let arguments = [&tensors[..], &update].concat();
+        gpu.launch(&KERNELS, "lion", &GpuVariant::default(), singles(n), &arguments);
+    }
+}
+
+pub fn schedule_free(
+    gpu: &GpuBackend,
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    state: &mut [ScheduleFreeState],
+    how: ScheduleFreeStep,
+    clip: Option<&GradClip>,
+) {
+    let (norm, most) = clip_args(clip);
+    let update = ScheduleFreeUpdate::new(how, how.step.scale).kernel_args().map(GpuArg::from);
+    for ((param, gradient), ScheduleFreeState { z, second }) in
+        params.iter_mut().zip(gradients).zip(state)
+    {
+        let Some(gradient) = *gradient else { continue };
+        let n = param.shape().elements();
+        let tensors = arguments![param, gradient, z, second, norm, n, most];
+        let arguments = [&tensors[..], &update].concat();
+        gpu.launch(&KERNELS, "schedule_free", &GpuVariant::default(), singles(n), &arguments);
     }
 }
 
@@ -105,7 +147,7 @@ pub fn apply_update(
 }
 
 /// The norm of all gradients, and the maximum norm.
-fn clip_args(clip: Option<&GradClip>) -> (Option<&Tensor>, f32) {
+pub(super) fn clip_args(clip: Option<&GradClip>) -> (Option<&Tensor>, f32) {
     (clip.map(|clip| &clip.norm), clip.map_or(0.0, |clip| clip.max_norm))
 }
 

@@ -1,39 +1,5 @@
 // Steps, norms and averages of parameters, all f32 but for what is said to be X.
 
-// Some tensors that one launch works on, each in blocks of its own. Handed over as the last argument, by
-// value; as large as in `cuda.rs`.
-struct One {
-    void* at[6];
-    u64 n;     // numbers of it
-    u64 first; // of its blocks among all
-};
-struct Many { u64 count; One tensors[48]; };
-
-// The tensor that this block belongs to, and the block's number among the tensor's.
-DEVICE const One& of_block(const Many& many, u64& block) {
-    u64 low = 0, high = many.count - 1;
-    while (low < high) {
-        u64 middle = (low + high + 1) / 2;
-        if (many.tensors[middle].first <= blockIdx.x) low = middle; else high = middle - 1;
-    }
-    block = blockIdx.x - many.tensors[low].first;
-    return many.tensors[low];
-}
-
-// What gradients are multiplied by. The norm is read where it was found; one that is not finite makes
-// the step change nothing.
-DEVICE bool step_scale(const float* norm, float most, float& scale) {
-    if (!norm) return true;
-    float length = scale * *norm, share = most / (length + 1e-6f);
-    scale *= share < 1.0f ? share : 1.0f;
-    return length - length == 0.0f;
-}
-
-// Numbers beside each other that are read at once; tensors and shares begin at multiples of them.
-struct alignas(16) Four { float x[4]; };
-DEVICE Four& four(float* at) { return *(Four*)at; }
-DEVICE const Four& four(const float* at) { return *(const Four*)at; }
-
 struct Update { float scale, remains, news, keeps, squares, correction, epsilon, rate; };
 
 DEVICE void update_one(Update u, float g, float& p, float& first, float& second) {
@@ -63,6 +29,69 @@ KERNEL adamw(u64 share, const float* norm, float most, float scale, float remain
     }
     u64 at = fours + threadIdx.x;
     if (at < end) update_one(u, gradients[at], params[at], first[at], second[at]);
+}
+
+struct LionUpdate { float scale, shrinks, keeps, news, mean_keeps, mean_news, rate; };
+
+DEVICE void lion_one(LionUpdate u, float g, float& p, float& mean) {
+    g *= u.scale;
+    float along = mean * u.keeps + g * u.news;
+    // What is not finite stays visible.
+    float sign = along - along != 0.0f ? along : (float)(along > 0.0f) - (float)(along < 0.0f);
+    p -= p * u.shrinks + u.rate * sign;
+    mean = mean * u.mean_keeps + g * u.mean_news;
+}
+
+// Tensors are parameters, gradients and means.
+KERNEL lion(u64 share, const float* norm, float most, float scale, float shrinks, float keeps, float news,
+            float mean_keeps, float mean_news, float rate, const Many many) {
+    if (!step_scale(norm, most, scale)) return;
+    LionUpdate u = {scale, shrinks, keeps, news, mean_keeps, mean_news, rate};
+    u64 block;
+    const One& one = of_block(many, block);
+    float *params = (float*)one.at[0], *means = (float*)one.at[2];
+    const float* gradients = (const float*)one.at[1];
+    u64 end = (block + 1) * share < one.n ? (block + 1) * share : one.n, fours = end - end % 4;
+    for (u64 at = block * share + 4 * threadIdx.x; at < fours; at += 4 * blockDim.x) {
+        Four g = four(gradients + at), p = four(params + at), m = four(means + at);
+        for (int i = 0; i < 4; i++) lion_one(u, g.x[i], p.x[i], m.x[i]);
+        four(params + at) = p;
+        four(means + at) = m;
+    }
+    u64 at = fours + threadIdx.x;
+    if (at < end) lion_one(u, gradients[at], params[at], means[at]);
+}
+
+struct ScheduleFree { float scale, keeps, squares, correction, epsilon, decay, weight, y_rate, rate; };
+
+DEVICE void schedule_free_one(ScheduleFree u, float g, float& y, float& z, float& second) {
+    g *= u.scale;
+    second = second * u.keeps + g * g * u.squares;
+    float along = g / (sqrtf(second) * u.correction + u.epsilon) + u.decay * y;
+    y = y + (z - y) * u.weight - u.y_rate * along;
+    z -= u.rate * along;
+}
+
+// Tensors are parameters, gradients, z and second moments.
+KERNEL schedule_free(u64 share, const float* norm, float most, float scale, float keeps, float squares,
+                     float correction, float epsilon, float decay, float weight, float y_rate, float rate,
+                     const Many many) {
+    if (!step_scale(norm, most, scale)) return;
+    ScheduleFree u = {scale, keeps, squares, correction, epsilon, decay, weight, y_rate, rate};
+    u64 block;
+    const One& one = of_block(many, block);
+    float *params = (float*)one.at[0], *zs = (float*)one.at[2], *second = (float*)one.at[3];
+    const float* gradients = (const float*)one.at[1];
+    u64 end = (block + 1) * share < one.n ? (block + 1) * share : one.n, fours = end - end % 4;
+    for (u64 at = block * share + 4 * threadIdx.x; at < fours; at += 4 * blockDim.x) {
+        Four g = four(gradients + at), y = four(params + at), z = four(zs + at), v = four(second + at);
+        for (int i = 0; i < 4; i++) schedule_free_one(u, g.x[i], y.x[i], z.x[i], v.x[i]);
+        four(params + at) = y;
+        four(zs + at) = z;
+        four(second + at) = v;
+    }
+    u64 at = fours + threadIdx.x;
+    if (at < end) schedule_free_one(u, gradients[at], params[at], zs[at], second[at]);
 }
 
 // The code nearest to a number; `book` has 256 values and then the bounds between sizes above zero.

@@ -48,6 +48,44 @@ kernel adamw(params: mut [f32], gradients: [f32], first: mut [f32], second: mut 
     set_params(thread, params(thread) * p.remains - p.rate * step);
 }
 
+// A thread for each element.
+kernel lion(params: mut [f32], gradients: [f32], means: mut [f32], norm: [f32], n: u32, most: f32, scale: f32,
+            shrinks: f32, keeps: f32, news: f32, mean_keeps: f32, mean_news: f32, rate: f32) {
+    if thread >= p.n { return; }
+    var scale = p.scale;
+    if has_norm() {
+        let length = scale * norm(0u);
+        if !is_finite(length) { return; }
+        scale *= min(1.0, p.most / (length + 1e-6));
+    }
+    let g = scale * gradients(thread);
+    let along = means(thread) * p.keeps + g * p.news;
+    // What is not finite stays visible.
+    let step = select(along, sign(along), is_finite(along));
+    set_params(thread, params(thread) - (params(thread) * p.shrinks + p.rate * step));
+    set_means(thread, means(thread) * p.mean_keeps + g * p.mean_news);
+}
+
+// A thread for each element.
+kernel schedule_free(params: mut [f32], gradients: [f32], z: mut [f32], second: mut [f32], norm: [f32], n: u32,
+                     most: f32, scale: f32, keeps: f32, squares: f32, correction: f32, epsilon: f32, decay: f32,
+                     weight: f32, y_rate: f32, rate: f32) {
+    if thread >= p.n { return; }
+    var scale = p.scale;
+    if has_norm() {
+        let length = scale * norm(0u);
+        if !is_finite(length) { return; }
+        scale *= min(1.0, p.most / (length + 1e-6));
+    }
+    let g = scale * gradients(thread);
+    let square = second(thread) * p.keeps + g * g * p.squares;
+    let y = params(thread);
+    let along = g / (sqrt(square) * p.correction + p.epsilon) + p.decay * y;
+    set_second(thread, square);
+    set_params(thread, y + (z(thread) - y) * p.weight - p.y_rate * along);
+    set_z(thread, z(thread) - p.rate * along);
+}
+
 // A workgroup for every `share` elements.
 kernel squares(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u32) {
     var all = Squares();

@@ -106,7 +106,7 @@ pub(super) const RULES: &[KeyRule] = &[
     ),
     differs("train.loss_type", "the loss is the mean squared error").unless(&["mse"]),
     differs("train.loss_target", "the loss is that of the velocity").unless(&["noise"]),
-    differs("train.optimizer_params.*", "hearth's AdamW has no such setting"),
+    differs("train.optimizer_params.*", "hearth's optimizer has no such setting"),
     differs("train.lr_scheduler_params.*", "schedules run over the whole job"),
     differs(
         "train.text_encoder_lr train.refiner_lr train.embedding_lr train.adapter_lr",

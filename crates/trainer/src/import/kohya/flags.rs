@@ -98,11 +98,13 @@ pub(super) fn length(mapping: &mut Mapping) -> Result<(), ImportError> {
 /// Optimizer and schedule.
 pub(super) fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     let is_8bit = mapping.config.flag("use_8bit_adam")? == Some(true);
-    optimization::write_kind(
-        mapping,
-        "optimizer_type",
-        if is_8bit { "AdamW8bit" } else { "AdamW" },
-    )?;
+    let is_lion = mapping.config.flag("use_lion_optimizer")? == Some(true);
+    let default = match (is_8bit, is_lion) {
+        (true, _) => "AdamW8bit",
+        (false, true) => "Lion",
+        (false, false) => "AdamW",
+    };
+    optimization::write_kind(mapping, "optimizer_type", default)?;
     let from = if mapping.config.is_on("unet_lr") { "unet_lr" } else { "learning_rate" };
     mapping.number(from, "optimizer.learning_rate", 2e-6)?;
     if from == "unet_lr" && mapping.config.peek("learning_rate").is_some() {
@@ -112,8 +114,9 @@ pub(super) fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
         betas: &["optimizer_args.betas"],
         epsilon: "optimizer_args.eps",
         weight_decay: "optimizer_args.weight_decay",
+        others: "optimizer_args.",
     };
-    optimization::write_adam(mapping, &keys, TORCH_ADAMW)?;
+    optimization::write_settings(mapping, &keys, TORCH_ADAMW)?;
     let keys = ScheduleKeys {
         name: "lr_scheduler",
         warmup: "lr_warmup_steps",

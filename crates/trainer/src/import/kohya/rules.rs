@@ -57,11 +57,9 @@ pub(super) const BOTH: &[KeyRule] = &[
          lr_scheduler_min_lr_ratio sigmoid_scale discrete_flow_shift num_timestep_buckets",
         "another setting decides, so that it does nothing",
     ),
-    differs("optimizer_args.*", "hearth's AdamW has no such setting"),
-    differs(
-        "lr_scheduler_type lr_scheduler_args.*",
-        "hearth has constant, linear, cosine, plateau and wsd",
-    ),
+    no_effect("optimizer_args.warmup_init", "for `relative_step`"),
+    differs("optimizer_args.*", "hearth's optimizer has no such setting"),
+    differs("lr_scheduler_type lr_scheduler_args.*", "hearth has no such schedule"),
     differs("loss_type", "the loss is the mean squared error").unless(&["l2"]),
     no_effect("huber_*", "for `loss_type = huber`"),
     differs("min_timestep", "all timesteps are trained"),
@@ -170,7 +168,6 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
     no_effect("dataset_repeats", "`num_repeats` of the data set"),
     refused("model_type", "hearth trains FLUX.1, not Chroma").unless(&["flux"]),
     no_effect("save_clip save_t5xxl", "text encoders are not trained"),
-    refused("use_lion_optimizer", "hearth has AdamW, AdamW in 8 bits and Muon"),
 ];
 
 /// Of musubi-tuner.

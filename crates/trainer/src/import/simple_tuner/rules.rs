@@ -143,7 +143,7 @@ pub(super) const RULES: &[KeyRule] = &[
          tread_config diffusion_blocks_config disable_segmented_timestep_sampling",
         "hearth has no such change of noise, loss or layers",
     ),
-    differs("optimizer_config.*", "hearth's AdamW has no such setting"),
+    differs("optimizer_config.*", "hearth's optimizer has no such setting"),
     differs(
         "lora_init_type peft_lora_mode singlora_ramp_up_steps init_lokr_norm \
          lora_initialisation_style",
