@@ -357,7 +357,7 @@ const ADAPTERS: &[Row] = &[
         "export PIPELINE/lora.safetensors --base PIPELINE --out DIR/x --format tiff",
         &["'tiff'", "diffusers, peft, kohya, comfyui"],
     ),
-    (2, "export PIPELINE/lora.safetensors --base PIPELINE", &["--out <FOLDER>"]),
+    (2, "export PIPELINE/lora.safetensors --base PIPELINE", &["--out <PATH>"]),
 ];
 
 /// Files that are read, and files that cannot be written.

@@ -91,6 +91,42 @@ fn noise(n: usize) -> Vec<u8> {
 }
 
 #[test]
+fn all_models_of_a_job_are_fetched() {
+    let hub = HubScript::of(&golden().join("pipeline")).serve();
+    let user = HubUser::of(&hub);
+    let job = |name: &str, lines: &str| fs::write(user.path(name), lines).unwrap();
+    job(
+        "images.toml",
+        &format!("[base]\npath = '{NAME}'\nrest = '{NAME}'\n[data]\nimages = 'x'\n"),
+    );
+    let shown = user.done("fetch images.toml --dry-run");
+    assert_eq!(
+        shown,
+        user.done(&format!("fetch {NAME} --dry-run")),
+        "it is named twice, and there once"
+    );
+    let fetched: Value = serde_json::from_str(&user.done("fetch images.toml --json")).unwrap();
+    assert!(fetched["transferred_bytes"].as_u64().unwrap() > 100_000, "{fetched}");
+    // One that only lends its tokenizer.
+    let random = "[base]\npath = 'tiny'\nrandom_init = true\n[adapter]\nkind = 'full'\n";
+    job("texts.toml", &format!("{random}[text]\npath = 'x'\ntokenizer = '{NAME}'\n"));
+    let lent: Value = serde_json::from_str(&user.done("fetch texts.toml --json")).unwrap();
+    let files = lent["files"].as_array().unwrap();
+    let is_of_tokenizer = |file: &Value| file["path"].as_str().unwrap().starts_with("tokenizer");
+    assert!(!files.is_empty() && files.iter().all(is_of_tokenizer), "{lent}");
+    job("paths.toml", "[base]\npath = './here'\n[data]\nimages = 'x'\n");
+    for (line, says) in [
+        ("fetch paths.toml", "paths.toml names no model of the hub"),
+        ("fetch images.toml --all", "are for one model, images.toml is a job"),
+        ("fetch nowhere.toml", "the name is \"nowhere.toml\""),
+    ] {
+        let output = user.run(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(said(&output).contains(says), "{line}: {}", said(&output));
+    }
+}
+
+#[test]
 fn a_model_is_fetched_and_trained_by_its_name() {
     let hub = HubScript { page: 5, ..HubScript::of(&golden().join("pipeline")) }.serve();
     let user = HubUser::of(&hub);

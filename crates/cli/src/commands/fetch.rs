@@ -1,11 +1,13 @@
 //! `hearth fetch`: a model of the Hugging Face hub into its cache. The one command with a network.
 
 use std::io::Write;
+use std::path::Path;
 
 use hub::select::{MODEL_INDEX, select};
 use hub::{FetchJob, FileSelection, HubClient, HubModel};
+use trainer::config::{RawConfig, RunConfig};
 use weights::hub::listing::{HubListing, HubListingFile};
-use weights::hub::{HubName, PREFIX, cache_dir, is_revision};
+use weights::hub::{HubName, HubPath, PREFIX, cache_dir, is_revision};
 
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
@@ -13,7 +15,7 @@ use crate::render;
 use crate::render::fetch::{FetchReport, FetchedFile};
 use crate::render::progress::ByteProgress;
 
-/// Download a model by its name, such as black-forest-labs/FLUX.1-dev.
+/// Download a model by its name, such as black-forest-labs/FLUX.1-dev, or all models that a job names.
 ///
 /// The files go into the cache of the Hugging Face hub, which Python's libraries use too; what they have
 /// downloaded is not downloaded again. After that, the name can be given wherever hearth takes a model.
@@ -29,12 +31,13 @@ use crate::render::progress::ByteProgress;
 Examples:
   hearth fetch stabilityai/stable-diffusion-3.5-medium
   hearth fetch black-forest-labs/FLUX.1-dev --dry-run          which files, and how many bytes
+  hearth fetch recipes/flux1-dev-lora-gpu-24gb.toml            all models of a job
   hearth fetch Qwen/Qwen3-4B --revision main
   hearth fetch Qwen/Qwen3-4B-GGUF --only '*Q8_0*'              one of several GGUF files
   hearth train --images my-cat --base stabilityai/stable-diffusion-3.5-medium --out cat")]
 pub struct FetchArgs {
-    /// OWNER/NAME as on huggingface.co, or OWNER/NAME@REVISION
-    #[arg(value_name = "NAME")]
+    /// OWNER/NAME as on huggingface.co, OWNER/NAME@REVISION, or a job file
+    #[arg(value_name = "NAME|JOB.toml")]
     name: String,
 
     /// Branch, tag or commit [default: main]
@@ -53,12 +56,46 @@ pub struct FetchArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// Print one JSON object
+    /// Print one JSON object for each model
     #[arg(long)]
     json: bool,
 }
 
+/// A model and which of its files.
+#[derive(PartialEq)]
+struct WantedModel {
+    name: HubName,
+    selection: FileSelection,
+}
+
 impl FetchArgs {
+    /// What was named, or what the job names.
+    fn wanted(&self) -> Result<Vec<WantedModel>, Failure> {
+        let path = Path::new(&self.name);
+        let is_job = path.extension().is_some_and(|ending| ending == "toml") && path.is_file();
+        if !is_job {
+            let name = self.hub_name()?;
+            return Ok(vec![WantedModel { selection: self.selection(&name), name }]);
+        }
+        if self.revision.is_some() || self.all || !self.only.is_empty() {
+            return Err(Failure::Usage {
+                problem: format!(
+                    "--revision, --only and --all are for one model, {} is a job",
+                    self.name
+                ),
+                hint: "leave them out, or name the model".into(),
+            });
+        }
+        let wanted = models_of(&job(path)?);
+        if wanted.is_empty() {
+            return Err(Failure::Usage {
+                problem: format!("{} names no model of the hub, only paths", self.name),
+                hint: "write OWNER/NAME in base.path, or get the models otherwise".into(),
+            });
+        }
+        Ok(wanted)
+    }
+
     fn hub_name(&self) -> Result<HubName, Failure> {
         let wrong = |what: &str, typed: &str, accepted: &str| {
             Failure::Usage {
@@ -89,8 +126,49 @@ impl FetchArgs {
     }
 }
 
+fn job(path: &Path) -> trainer::Result<RunConfig> {
+    Ok(RawConfig::from_file(path)?.resolve()?)
+}
+
+/// The models of a job, each once. Of one that only gives its tokenizer, that is enough.
+fn models_of(config: &RunConfig) -> Vec<WantedModel> {
+    let tokenizer = config.data.texts().ok().and_then(|(text, _)| text.tokenizer.as_deref());
+    let mut wanted = Vec::new();
+    for path in config.model_paths() {
+        let Some(name) = HubPath::of(path).map(|path| path.short_name()) else { continue };
+        let selection = match &name.file {
+            Some(file) => FileSelection::Only(vec![file.clone()]),
+            None if tokenizer == Some(path) => FileSelection::Only(vec![TOKENIZER_FILES.into()]),
+            None => FileSelection::Needed,
+        };
+        let model = WantedModel { name, selection };
+        if !wanted.contains(&model) {
+            wanted.push(model);
+        }
+    }
+    wanted
+}
+
+/// The files of a tokenizer.
+const TOKENIZER_FILES: &str = "tokenizer*.json";
+
 pub fn run(arguments: &FetchArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let name = arguments.hub_name()?;
+    for wanted in arguments.wanted()? {
+        let report = fetch(arguments, wanted)?;
+        if arguments.json {
+            serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{}", render::fetch::page(&report))?;
+        }
+    }
+    Ok(CommandOutcome::Done)
+}
+
+fn fetch(
+    arguments: &FetchArgs,
+    WantedModel { name, selection }: WantedModel,
+) -> Result<FetchReport, Failure> {
     let cache = cache_dir().ok_or_else(|| Failure::Usage {
         problem: "there is no home folder, so no place for a cache".into(),
         hint: "set HF_HUB_CACHE to a folder".into(),
@@ -98,7 +176,6 @@ pub fn run(arguments: &FetchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let client = HubClient::from_env()?;
     let model = HubModel::find(&client, &name)?;
     let index = model.file(MODEL_INDEX).map(|file| model.read(&client, file)).transpose()?;
-    let selection = arguments.selection(&name);
     let files = select(&model, index.as_deref(), &selection)?;
     if selection == FileSelection::Needed {
         keep_listing(&name, &model, &files);
@@ -126,13 +203,7 @@ pub fn run(arguments: &FetchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
         report.transferred_bytes = outcome.transferred_bytes;
         report.snapshot = Some(outcome.snapshot);
     }
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", render::fetch::page(&report))?;
-    }
-    Ok(CommandOutcome::Done)
+    Ok(report)
 }
 
 /// For plans without a network. That it cannot be kept costs them a number, and is no reason to fail.
