@@ -1,6 +1,6 @@
 """What a release is made of: the archive, its SBOM, the Homebrew formula, workflows and compose.yaml.
 
-    python tests/packaging.py target/release/hearth
+    python tests/release_files.py target/release/hearth
 
 Needs cyclonedx-python-lib[json-validation], check-jsonschema and zizmor of PyPI beside this Python; ruby is asked where
 it is.
