@@ -7,7 +7,7 @@ use crate::commands::{
     inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify, watch,
 };
 
-/// Fine-tunes image and language models (LoRA, `DoRA` or full) on your own computer. Plans memory to the byte
+/// Fine-tunes image and language models (LoRA, DoRA or full) on your own computer. Plans memory to the byte
 /// before it starts, resumes bit for bit, and keeps the machine cool.
 #[derive(Debug, Parser)]
 #[command(name = "hearth", version, max_term_width = 100, after_help = AFTER_HELP)]

@@ -50,7 +50,7 @@ pub struct CacheArgs {
     #[command(flatten)]
     engine: DeviceArgs,
 
-    /// First take what fits from the cache of another trainer: that of `FlyMyAI` for Qwen-Image, or its output folder
+    /// First take what fits from the cache of another trainer: that of FlyMyAI for Qwen-Image, or its output folder
     #[arg(long, value_name = "FOLDER", conflicts_with = "plan")]
     from: Option<PathBuf>,
 

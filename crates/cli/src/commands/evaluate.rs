@@ -43,7 +43,7 @@ pub struct EvaluateArgs {
     #[arg(long, value_name = "MODEL")]
     base: ModelArg,
 
-    /// LoRA or `DoRA` adapter: the folder of a run, or a file or folder of PEFT
+    /// LoRA or DoRA adapter: the folder of a run, or a file or folder of PEFT
     #[arg(long, value_name = "PATH")]
     adapter: Option<ModelArg>,
 

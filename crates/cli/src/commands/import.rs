@@ -15,8 +15,8 @@ use crate::render;
 
 /// Turn another trainer's config into a job.
 ///
-/// Reads configs of ai-toolkit, kohya's sd-scripts, musubi-tuner, `SimpleTuner`, diffusion-pipe, `FlyMyAI`, mlx-lm and
-/// `OneTrainer`, with the files that they name. Which one it is follows from its content. Values that the config leaves
+/// Reads configs of ai-toolkit, kohya's sd-scripts, musubi-tuner, SimpleTuner, diffusion-pipe, FlyMyAI, mlx-lm and
+/// OneTrainer, with the files that they name. Which one it is follows from its content. Values that the config leaves
 /// out are that trainer's defaults. Every key becomes a line of the job, or is listed with the reason why not. Nothing
 /// of the config is executed.
 #[derive(Debug, clap::Args)]

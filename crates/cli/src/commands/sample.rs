@@ -55,7 +55,7 @@ pub struct SampleArgs {
     #[arg(long, value_name = "MODEL")]
     base: ModelArg,
 
-    /// LoRA or `DoRA` adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
+    /// LoRA or DoRA adapter: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
     #[arg(long, value_name = "PATH")]
     adapter: Option<ModelArg>,
 

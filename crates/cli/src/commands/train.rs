@@ -24,7 +24,7 @@ use crate::render::run_summary;
 use crate::render::screen::ScreenArgs;
 use crate::render::training::TrainingScreen;
 
-/// Train a LoRA, a `DoRA` or a full fine-tune on a folder of images, or on texts.
+/// Train a LoRA, a DoRA or a full fine-tune on a folder of images, or on texts.
 ///
 /// Encodes images and captions, or tokenises texts, once. Plans the memory of every phase before the first
 /// step, and takes no more. Trains, draws samples along the way, and writes the adapter for the programs that
