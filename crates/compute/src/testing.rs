@@ -162,10 +162,20 @@ impl Input {
 type Forward<'f> = &'f dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>;
 type Reference<'f> = &'f dyn Fn(&[Vec<Dual>]) -> Vec<Dual>;
 
+/// What inputs are tried in: f32, bf16 and f16, or the one that `HEARTH_TEST_DTYPE` names, for GPUs that take long.
+fn dtypes() -> Vec<Dtype> {
+    let mut all = vec![Dtype::F32, Dtype::Bf16, Dtype::F16];
+    if let Ok(only) = std::env::var("HEARTH_TEST_DTYPE") {
+        all.retain(|dtype| dtype.to_string() == only);
+        assert!(!all.is_empty(), "{only} is not tested");
+    }
+    all
+}
+
 /// Holds `op` against `reference` for inputs in f32, bf16 and f16. Errors are relative to the
 /// largest number of the tensor and allowed `slack` times what rounding the inputs' dtype costs.
 pub fn check(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+    for dtype in dtypes() {
         check_in(dtype, inputs, slack, op, reference);
     }
 }
@@ -240,7 +250,7 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
 pub fn check_gpu(inputs: &[Input], slack: f64, op: Forward<'_>) {
     const LIMIT: usize = 1 << 28;
     let Some(gpu) = test_gpu() else { return };
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+    for dtype in dtypes() {
         let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
         let [ours, again] = [(); 2].map(|()| run_op(&open_gpu(gpu, LIMIT), dtype, &inputs, op));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
@@ -337,7 +347,7 @@ pub fn check_forward_within(
     op: Forward<'_>,
     reference: Reference<'_>,
 ) {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+    for dtype in dtypes() {
         let inputs: Vec<Input> =
             inputs.iter().map(|input| rounded(input, dtype).frozen()).collect();
         let outcomes = on_each_machine(dtype, &|device| run_forward(device, dtype, &inputs, op));

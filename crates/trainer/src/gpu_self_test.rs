@@ -111,7 +111,7 @@ mod tests {
             features: GpuFeatures {
                 shader_f16: true,
                 subgroups: true,
-                matrix_units: true,
+                matrix_units: None,
                 mappable_buffers: true,
                 timestamps: true,
             },

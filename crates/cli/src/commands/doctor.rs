@@ -77,7 +77,7 @@ fn adapter_features(offers: GpuFeatures) -> Vec<AdapterFeature> {
         ("mappable buffers", offers.mappable_buffers, true),
         ("f16 arithmetic", offers.shader_f16, false),
         ("subgroups", offers.subgroups, false),
-        ("matrix units", offers.matrix_units, true),
+        ("matrix units", offers.matrix_units.is_some(), true),
         ("timestamps", offers.timestamps, false),
     ];
     all.map(|(name, on, is_used)| AdapterFeature { name, on, is_used }).into()

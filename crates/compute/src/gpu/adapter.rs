@@ -5,10 +5,17 @@ use std::pin::pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 
-use wgpu::{Backend, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
+use wgpu::{
+    Backend, Backends, CooperativeScalarType, DeviceType, Features, Instance, InstanceDescriptor,
+    InstanceFlags,
+};
 
 use super::{ALIGNMENT, MIN_GROUP_BYTES, MIN_TENSORS};
-use crate::{ComputeError, Result};
+use crate::{ComputeError, Dtype, Result};
+
+/// Threads of a subgroup that matrix units may have: of four such a workgroup is made. Software has 8, Apple 32, AMD 64.
+const MIN_WIDTH: u32 = 8;
+const MAX_WIDTH: u32 = 64;
 
 /// A GPU, as the system describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +49,8 @@ pub struct GpuFeatures {
     pub shader_f16: bool,
     /// Subgroup operations.
     pub subgroups: bool,
-    /// Cooperative matrices (simdgroup matrices) of a kind that we have kernels for.
-    pub matrix_units: bool,
+    /// Cooperative matrices (simdgroup matrices), if they are of a kind that we have kernels for.
+    pub matrix_units: Option<MatrixUnits>,
     /// Buffers that kernels and the CPU write to.
     pub mappable_buffers: bool,
     /// Timestamp queries.
@@ -56,11 +63,20 @@ impl GpuFeatures {
         Self {
             shader_f16: features.contains(Features::SHADER_F16),
             subgroups: features.contains(Features::SUBGROUP),
-            matrix_units: has_matrix_units(adapter),
+            matrix_units: matrix_units(adapter),
             mappable_buffers: features.contains(Features::MAPPABLE_PRIMARY_BUFFERS),
             timestamps: features.contains(Features::TIMESTAMP_QUERY),
         }
     }
+}
+
+/// Cooperative matrices of eight by eight that we have kernels for; their sums are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixUnits {
+    /// What is multiplied: f32, or f16, for operands that are f16 anyway.
+    pub element: Dtype,
+    /// Threads of a subgroup, which hold a matrix together.
+    pub width: usize,
 }
 
 /// What an adapter is.
@@ -120,21 +136,34 @@ pub(super) fn describe(adapter: &wgpu::Adapter) -> GpuAdapter {
     }
 }
 
-/// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our kernels for matrix units
-/// need; of other sizes and dtypes, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
-/// which Metal does not tell.
-pub(super) fn has_matrix_units(adapter: &wgpu::Adapter) -> bool {
-    let info = adapter.get_info();
-    let is_32_wide = info.backend == Backend::Metal
-        || (info.subgroup_min_size, info.subgroup_max_size) == (32, 32);
-    let is_ours = |units: &wgpu::CooperativeMatrixProperties| {
-        let f32 = wgpu::CooperativeScalarType::F32;
-        (units.m_size, units.n_size, units.k_size) == (8, 8, 8)
-            && (units.ab_type, units.cr_type) == (f32, f32)
+/// The matrix units that our kernels multiply with: f32 if there are such, as Apple's, else f16. Of other sizes, NVIDIA's
+/// 16 for one, nothing is made. Subgroups of Apple's GPUs are known to be 32 wide, which Metal does not tell.
+pub(super) fn matrix_units(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
+    let (info, features) = (adapter.get_info(), adapter.features());
+    let width = match (info.subgroup_min_size, info.subgroup_max_size) {
+        _ if info.backend == Backend::Metal => 32,
+        (least, most) if least == most && (MIN_WIDTH..=MAX_WIDTH).contains(&least) => least,
+        _ => return None,
     };
-    is_32_wide
-        && adapter.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
-        && adapter.cooperative_matrix_properties().iter().any(is_ours)
+    if !features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        return None;
+    }
+    let offered = adapter.cooperative_matrix_properties();
+    let is_offered = |element| {
+        let is_one = |units: &wgpu::CooperativeMatrixProperties| {
+            (units.m_size, units.n_size, units.k_size) == (8, 8, 8)
+                && (units.ab_type, units.cr_type) == (element, CooperativeScalarType::F32)
+        };
+        offered.iter().any(is_one)
+    };
+    let element = if is_offered(CooperativeScalarType::F32) {
+        Dtype::F32
+    } else if is_offered(CooperativeScalarType::F16) && features.contains(Features::SHADER_F16) {
+        Dtype::F16
+    } else {
+        return None;
+    };
+    Some(MatrixUnits { element, width: width as usize })
 }
 
 fn kind(device_type: DeviceType) -> GpuAdapterKind {

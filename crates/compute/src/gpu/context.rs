@@ -13,10 +13,10 @@ use wgpu::{
     Trace,
 };
 
-use super::adapter::{all_adapters, block_on, describe, has_matrix_units};
+use super::adapter::{MatrixUnits, all_adapters, block_on, describe, matrix_units};
 use super::template::expand;
 use super::{ARGUMENT_BYTES, GpuVariant, MIN_TENSORS, PER_ROW, WgslSource};
-use crate::{ComputeError, Result};
+use crate::{ComputeError, Dtype, Result};
 
 pub(super) struct WgpuContext {
     pub device: wgpu::Device,
@@ -25,9 +25,9 @@ pub(super) struct WgpuContext {
     kernels: Mutex<HashMap<(&'static str, &'static str, GpuVariant), GpuKernel>>,
     /// Whether it is a program on the CPU.
     pub is_software: bool,
-    /// Whether it has matrix units that we have kernels for, and whether they were found to be right.
-    pub offers_matrix_units: bool,
-    pub matrix_units: OnceLock<bool>,
+    /// The matrix units that we have kernels for, and whether they were found to be right.
+    pub matrix_units: Option<MatrixUnits>,
+    pub matrix_units_agree: OnceLock<bool>,
     /// Shared with what wgpu calls when something goes wrong.
     pub fault: Arc<Mutex<Option<ComputeError>>>,
 }
@@ -64,7 +64,7 @@ impl WgpuContext {
     /// The same, shared with nobody.
     pub fn open(index: usize) -> Result<Self> {
         let adapter = &all_adapters()[index];
-        let (offered, offers_units) = (adapter.limits(), has_matrix_units(adapter));
+        let (offered, units) = (adapter.limits(), matrix_units(adapter));
         let limits = Limits {
             max_buffer_size: offered.max_buffer_size,
             max_storage_buffer_binding_size: offered.max_storage_buffer_binding_size,
@@ -75,12 +75,14 @@ impl WgpuContext {
         };
         let mut features = Features::IMMEDIATES;
         features.set(Features::MAPPABLE_PRIMARY_BUFFERS, describe(adapter).shares_memory);
-        features.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, offers_units);
+        features.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, units.is_some());
+        let is_f16 = units.is_some_and(|units| units.element == Dtype::F16);
+        features.set(Features::SHADER_F16, is_f16);
         let description = DeviceDescriptor {
             label: None,
             required_features: features,
             required_limits: limits,
-            experimental_features: if offers_units {
+            experimental_features: if units.is_some() {
                 // SAFETY: matrix units are used by our own kernels alone, whose indices lie within the workgroup's
                 // memory, and by no device before they agreed with plain matmuls.
                 unsafe { ExperimentalFeatures::enabled() }
@@ -104,15 +106,14 @@ impl WgpuContext {
         });
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
         let is_software = adapter.get_info().device_type == DeviceType::Cpu;
-        let units = OnceLock::new();
         Ok(Self {
             device,
             queue,
             layouts,
             kernels,
             is_software,
-            offers_matrix_units: offers_units,
             matrix_units: units,
+            matrix_units_agree: OnceLock::new(),
             fault,
         })
     }

@@ -24,7 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 pub(crate) use adapter::{DEFAULT_BUFFER_BYTES, buffer_limits};
-pub use adapter::{GpuAdapter, GpuAdapterKind, GpuChoice, GpuFeatures, adapter, adapters};
+pub use adapter::{
+    GpuAdapter, GpuAdapterKind, GpuChoice, GpuFeatures, MatrixUnits, adapter, adapters,
+};
 use context::WgpuContext;
 use memory::{GpuBuffers, MadeBuffers};
 pub use submission::GpuFault;
@@ -129,7 +131,7 @@ impl GpuBackend {
         let memory = GpuBuffers::new(buffer_bytes, shares_memory);
         let submissions = Mutex::new(Submissions::new(&context)?);
         let (tables, waiting, fault) = <_>::default();
-        let by_units = AtomicBool::new(context.matrix_units.get() == Some(&true));
+        let by_units = AtomicBool::new(context.matrix_units_agree.get() == Some(&true));
         let gpu = Self {
             context,
             memory,
@@ -156,9 +158,9 @@ impl GpuBackend {
         self.context.is_software
     }
 
-    /// Whether matmuls use matrix units.
-    pub fn uses_matrix_units(&self) -> bool {
-        self.uses_matrix_units.load(Ordering::Relaxed)
+    /// The matrix units that matmuls use, if they do.
+    pub fn matrix_units(&self) -> Option<MatrixUnits> {
+        self.context.matrix_units.filter(|_| self.uses_matrix_units.load(Ordering::Relaxed))
     }
 
     /// Uses matrix units for matmuls from here on, or not.
@@ -169,8 +171,8 @@ impl GpuBackend {
     /// Uses matrix units if there are any and `trial` finds that they agree with plain matmuls: their kernels
     /// were written without a Mac to run them on.
     pub fn try_matrix_units(&self, trial: impl FnOnce() -> bool) {
-        if self.context.offers_matrix_units {
-            self.set_matrix_units(*self.context.matrix_units.get_or_init(trial));
+        if self.context.matrix_units.is_some() {
+            self.set_matrix_units(*self.context.matrix_units_agree.get_or_init(trial));
         }
     }
 

@@ -18,7 +18,8 @@ use super::{
     MIN_TENSORS, PER_ROW, WgslSource, adapters,
 };
 use crate::ops::{
-    Activation, AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
+    Activation, AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite,
+    global_norm, matrix_units_agree,
 };
 use crate::{
     ComputeError, Device, DeviceKind, Dtype, FillPart, FillStats, Gradients, Params,
@@ -63,6 +64,7 @@ fn variants() -> [GpuVariant; 3] {
             .with("KIND", second)
             .with("CENTERED", fp8)
             .with("HELD", 1 + fp8)
+            .with("WIDTH", 32)
             .with("SLICES", 1 + left)
             .with("SHARED", 1 + 63 * left)
     };
@@ -76,8 +78,9 @@ fn variants() -> [GpuVariant; 3] {
 /// What a kernel asks of a GPU: its tensors, the bytes of its arguments, and of memory that a workgroup shares.
 fn needs(text: &str) -> (String, usize, usize) {
     let module = wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
-    let is_by_units = text.starts_with("enable wgpu_cooperative_matrix;");
-    let units = if is_by_units { Capabilities::COOPERATIVE_MATRIX } else { Capabilities::empty() };
+    let mut units = Capabilities::empty();
+    units.set(Capabilities::COOPERATIVE_MATRIX, text.starts_with("enable wgpu_cooperative_matrix"));
+    units.set(Capabilities::SHADER_FLOAT16, text.contains("alias Element = f16;"));
     let mut validator = Validator::new(ValidationFlags::all(), CAPABILITIES | units);
     let info = validator.validate(&module).unwrap_or_else(|e| panic!("{e:?}"));
     let mut sizes = Layouter::default();
@@ -107,7 +110,7 @@ fn every_kernel_translates_to_metal() {
     expect_test::expect_file!["kernels.txt"].assert_eq(&table);
 }
 
-/// The whole source of a file: sources of a folder may begin with what they share, and matmul has two versions.
+/// The whole source of a file: sources of a folder may begin with what they share, and matmul has three versions.
 fn full_sources(path: &Path) -> Vec<(&'static str, String)> {
     let read = |names: &[&str]| -> String {
         names.iter().map(|name| fs::read_to_string(path.with_file_name(name)).unwrap()).collect()
@@ -115,9 +118,15 @@ fn full_sources(path: &Path) -> Vec<(&'static str, String)> {
     let own = path.file_name().unwrap().to_str().unwrap();
     let has = |name: &str| path.with_file_name(name).exists();
     if has("units.wgsli") {
-        let enable = String::from("enable wgpu_cooperative_matrix;\n");
-        let by_units = enable + &read(&["lines.wgsli", "units.wgsli", own]);
-        return vec![("", read(&["lines.wgsli", "plain.wgsli", own])), (" by units", by_units)];
+        let by_units = |enable: &str, element: &str| {
+            let head = format!("enable {enable};\nalias Element = {element};\n");
+            head + &read(&["lines.wgsli", "units.wgsli", own])
+        };
+        return vec![
+            ("", read(&["lines.wgsli", "plain.wgsli", own])),
+            (" by units", by_units("wgpu_cooperative_matrix", "f32")),
+            (" by f16 units", by_units("wgpu_cooperative_matrix, f16", "f16")),
+        ];
     }
     vec![("", if has("shared.wgsli") { read(&["shared.wgsli", own]) } else { read(&[own]) })]
 }
@@ -158,6 +167,18 @@ fn software(limit: usize) -> Option<Device> {
     }
     eprintln!("no software driver for Vulkan here");
     None
+}
+
+#[test]
+#[allow(clippy::print_stderr)]
+fn matrix_units_multiply_as_plain_kernels_do() {
+    let Some(device) = software(1 << 22) else { return };
+    let software = adapters().into_iter().find(|gpu| gpu.kind == GpuAdapterKind::Software).unwrap();
+    let Some(units) = software.features.matrix_units else {
+        return eprintln!("{} has no matrix units", software.driver);
+    };
+    assert!(matrix_units_agree(&device).unwrap(), "{units:?} of {}", software.driver);
+    eprintln!("{units:?} of {} agree", software.driver);
 }
 
 #[test]

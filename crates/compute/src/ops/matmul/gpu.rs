@@ -3,7 +3,7 @@
 
 use super::{FusedMatmul, Matmul, Operand, OperandData};
 use crate::device::Backend;
-use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, is_wide};
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, MatrixUnits, WgslSource, arguments, is_wide};
 use crate::op::OpContext;
 use crate::ops::activation;
 use crate::quantised::gpu::{dequantise, parts};
@@ -18,18 +18,29 @@ const KERNELS: WgslSource = WgslSource {
     ),
 };
 
-const BY_UNITS: WgslSource = WgslSource {
+const BY_F32_UNITS: WgslSource = WgslSource {
     name: "matmul by units",
     text: concat!(
-        "enable wgpu_cooperative_matrix;\n",
+        "enable wgpu_cooperative_matrix;\nalias Element = f32;\n",
         include_str!("lines.wgsli"),
         include_str!("units.wgsli"),
         include_str!("kernels.wgsl")
     ),
 };
-/// Rows and columns of a workgroup with matrix units, and its threads; as in the kernel source.
+
+const BY_F16_UNITS: WgslSource = WgslSource {
+    name: "matmul by f16 units",
+    text: concat!(
+        "enable wgpu_cooperative_matrix, f16;\nalias Element = f16;\n",
+        include_str!("lines.wgsli"),
+        include_str!("units.wgsli"),
+        include_str!("kernels.wgsl")
+    ),
+};
+
+/// Rows and columns of a workgroup with matrix units, and its subgroups; as in the kernel source.
 const UNITS_SIDE: usize = 64;
-const UNITS_THREADS: usize = 128;
+const UNITS_SUBGROUPS: usize = 4;
 /// Rows and columns at least. Chosen: of fewer, most of a workgroup would be idle.
 const UNITS_LEAST: usize = 32;
 /// How far units may be from plain kernels when they are tried. Chosen: some thousand times the rounding of
@@ -82,6 +93,17 @@ pub fn multiply(gpu: &GpuBackend, work: FusedMatmul<'_>, workspace: &mut Tensor)
     }
 }
 
+/// The matrix units that multiply these without a loss: those of f16 only what is f16 anyway.
+fn units_for(
+    gpu: &GpuBackend,
+    matmul: &Matmul<'_>,
+    second: Option<&Matmul<'_>>,
+) -> Option<MatrixUnits> {
+    let is_f16 = |matrix: Operand<'_>| matches!(matrix.data, OperandData::Dense(tensor) if tensor.dtype() == Dtype::F16);
+    let is_exact = is_f16(matmul.left) && is_f16(matmul.right) && second.is_none();
+    gpu.matrix_units().filter(|units| units.element == Dtype::F32 || is_exact)
+}
+
 /// Whether a matmul can be summed up with another that has no scale.
 fn is_second(matmul: &Matmul<'_>) -> bool {
     let is_f32 = |matrix: Operand<'_>| matches!(matrix.data, OperandData::Dense(tensor) if tensor.dtype() == Dtype::F32);
@@ -106,11 +128,13 @@ fn run(
         second.map(|second| (second.left.tensor(), second.right.tensor())).unzip();
     let (second_inner, second_scale) =
         second.map_or((0, 0.0), |second| (second.left.columns(), second.scale));
-    let layout = MatmulTiling::new(gpu, rows, columns, inner);
+    let units = units_for(gpu, matmul, second);
+    let layout = MatmulTiling::new(gpu, units, [rows, columns, inner]);
     let out = work.out;
     let before = work.pre_activation.as_deref();
     let variant = GpuVariant::of(&[left_tensor.dtype(), right_format, out.dtype()])
         .with("THREADS", layout.threads)
+        .with("WIDTH", units.map_or(1, |units| units.width))
         .with("LEFT_T", left.transposed.into())
         .with("RIGHT_T", right.transposed.into())
         .with("LEFT_WIDE", is_wide(left.width(), &[Some(left_tensor)]).into())
@@ -147,11 +171,16 @@ struct MatmulTiling {
 }
 
 impl MatmulTiling {
-    fn new(gpu: &GpuBackend, rows: usize, columns: usize, inner: usize) -> Self {
-        if gpu.uses_matrix_units() && rows.min(columns) >= UNITS_LEAST {
+    fn new(
+        gpu: &GpuBackend,
+        units: Option<MatrixUnits>,
+        [rows, columns, inner]: [usize; 3],
+    ) -> Self {
+        if let Some(units) = units.filter(|_| rows.min(columns) >= UNITS_LEAST) {
+            let source = if units.element == Dtype::F16 { &BY_F16_UNITS } else { &BY_F32_UNITS };
+            let threads = UNITS_SUBGROUPS * units.width;
             let groups = rows.div_ceil(UNITS_SIDE) * columns.div_ceil(UNITS_SIDE);
-            let (beside, slices) = (1, 1);
-            return Self { source: &BY_UNITS, threads: UNITS_THREADS, beside, slices, groups };
+            return Self { source, threads, beside: 1, slices: 1, groups };
         }
         let (down, across) = (rows.div_ceil(SIDE), columns.div_ceil(SIDE));
         let slices = slices(gpu, down * across, inner);
@@ -173,8 +202,11 @@ fn slices(gpu: &GpuBackend, blocks: usize, inner: usize) -> usize {
 /// Whether matrix units multiply as plain kernels do, with each operand transposed or not.
 pub fn matrix_units_agree(device: &Device) -> Result<bool> {
     let Backend::Gpu(gpu) = device.backend() else { return Ok(false) };
+    gpu.set_matrix_units(true);
+    let is_f16 = gpu.matrix_units().is_some_and(|units| units.element == Dtype::F16);
+    let dtype = if is_f16 { Dtype::F16 } else { Dtype::Bf16 };
     let tensor = |rows, width, index| {
-        device.normal([rows, width], Dtype::Bf16, 1.0, RandomSequence::new(7, index))
+        device.normal([rows, width], dtype, 1.0, RandomSequence::new(7, index))
     };
     let (left, right) =
         ([tensor(70, 88, 1)?, tensor(88, 70, 2)?], [tensor(88, 76, 3)?, tensor(76, 88, 4)?]);
