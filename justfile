@@ -28,3 +28,7 @@ torture:
 # Every reader of files from strangers against made-up files, a minute each, side by side; prints a table.
 fuzz:
     fuzz/run.sh 60
+
+# Every op on a software driver for Vulkan, in every dtype: half an hour on two cores.
+software-gpu:
+    HEARTH_TEST_DEVICE=gpu:software cargo test --workspace --lib -- ops:: quantised::
