@@ -116,7 +116,16 @@ fn words_of(line: &str) -> String {
 /// One of [`WORDS`] in a line, also with an ending of grammar.
 fn foreign_word(line: &str) -> Option<(&'static str, &'static str)> {
     // Words that the field has too, and a method of Rust's iterators.
-    let words = ["dot product", "inner product", "outer product", "multiprocessor"]
+    let terms = [
+        "dot product",
+        "inner product",
+        "outer product",
+        "elementwise product",
+        "khatri rao product",
+        "kronecker product",
+        "multiprocessor",
+    ];
+    let words = terms
         .iter()
         .fold(words_of(&line.replace(".product()", "")), |words, term| words.replace(term, ""));
     let stands = |word: &str| {

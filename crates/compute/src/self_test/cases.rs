@@ -3,8 +3,8 @@
 use crate::ops::{
     Activation, Adafactor, AdamW, Attention, Conv2d, Conv3d, ConvPadding, FactoredMoments,
     GradClip, LatentScaling, LatentStd, Linear, Lora, Moments, Moments8bit, PatchOrder, Prodigy,
-    ProdigyState, QkNormRope, Rope, RopeAxis, RopePairs, ScheduleFreeState, adafactor, adamw,
-    adamw_8bit, add_noise, count_not_finite, ema, global_norm, lion, momentum, prodigy,
+    ProdigyState, QkNormRope, Rope, RopeAxis, RopePairs, ScheduleFreeState, SharedAxis, adafactor,
+    adamw, adamw_8bit, add_noise, count_not_finite, ema, global_norm, lion, momentum, prodigy,
     prodigy_distance, rope_table, row_norms, sample_latents, schedule_free, stochastic_round,
     top_k,
 };
@@ -170,9 +170,31 @@ fn matmul_cases() -> Vec<SelfTestCase> {
     all.push(
         SelfTestCase::new("dora", &[], dora).then(&given).then(&[([90].into(), InputRole::Vector)]),
     );
+    all.extend(kronecker_and_khatri_rao());
     all.extend(attentions());
     all.extend(wide_heads());
     all
+}
+
+fn kronecker_and_khatri_rao() -> [SelfTestCase; 3] {
+    let factors = |a: [usize; 2], b: [usize; 2]| {
+        [(a.into(), InputRole::Vector), (b.into(), InputRole::Vector)]
+    };
+    [
+        SelfTestCase::new("mix groups", &[[70, 96].into()], |tape, v| {
+            tape.mix_groups(&v[0], &v[1], 16, 0.5)
+        })
+        .then(&[([5, 6].into(), InputRole::Vector)])
+        .slack(4.0),
+        SelfTestCase::new("khatri-rao by rows", &[], |tape, v| {
+            tape.khatri_rao(&v[0], &v[1], SharedAxis::Rows)
+        })
+        .then(&factors([90, 4], [90, 3])),
+        SelfTestCase::new("khatri-rao by columns", &[], |tape, v| {
+            tape.khatri_rao(&v[0], &v[1], SharedAxis::Columns)
+        })
+        .then(&factors([4, 90], [3, 90])),
+    ]
 }
 
 fn attentions() -> [SelfTestCase; 2] {
