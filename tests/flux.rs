@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::TensorView;
 use trainer::export::export;
 use trainer::model::adapter::read::Component;
-use trainer::model::adapter::{AdapterFormat, LoraWeights};
+use trainer::model::adapter::{AdapterFormat, LayerWeights};
 use trainer::model::component;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::paths::PartPaths;
@@ -82,10 +82,10 @@ fn an_adapter_goes_from_any_program_to_any_other() {
     }
 }
 
-fn lora(outputs: usize, inputs: usize) -> LoraWeights {
+fn lora(outputs: usize, inputs: usize) -> LayerWeights {
     let values = |count: usize, by: f32| (0..count).map(|i| (i as f32 * by).sin()).collect();
     let (down, up) = (values(2 * inputs, 0.3), values(outputs * 2, 0.7));
-    LoraWeights { rank: 2, alpha: 3.0, down, up, magnitude: None }
+    LayerWeights::lora(2, 3.0, down, up)
 }
 
 /// T5 is the second text encoder of FLUX.1, and kohya counts it as the third.

@@ -9,7 +9,7 @@ use compute::Device;
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::export::merge::AdapterMerge;
-use trainer::model::adapter::LoraWeights;
+use trainer::model::adapter::LayerWeights;
 use trainer::model::adapter::read::Component;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::paths::PartPaths;
@@ -158,17 +158,12 @@ fn shards_and_formats_stay_as_they_are() {
     );
 }
 
-fn given(sizes: [usize; 2], magnitude: Option<f32>) -> LoraWeights {
+fn given(sizes: [usize; 2], magnitude: Option<f32>) -> LayerWeights {
     let numbers = |count: usize, by: f32| (0..count).map(|i| 0.2 * (i as f32 * by).sin()).collect();
     let [outputs, inputs] = sizes;
     let magnitude = magnitude.map(|size| vec![size; outputs]);
-    LoraWeights {
-        rank: 2,
-        alpha: 3.0,
-        down: numbers(2 * inputs, 0.3),
-        up: numbers(outputs * 2, 0.7),
-        magnitude,
-    }
+    let (down, up) = (numbers(2 * inputs, 0.3), numbers(outputs * 2, 0.7));
+    LayerWeights::lora(2, 3.0, down, up).with_magnitude(magnitude)
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use trainer::export::export;
 use trainer::model::adapter::AdapterFormat;
 use trainer::model::adapter::read::Component;
-use trainer::model::adapter::{Adapters, LoraWeights};
+use trainer::model::adapter::{Adapters, LayerWeights};
 use trainer::model::build::{ModelBuilder, Precision, RandomWeights, tensor_specs};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions, POOLED, TOKENS};
@@ -451,7 +451,7 @@ fn tiles_of_a_smooth_latent_meet_without_a_seam() {
 }
 
 /// Draws by the program; the image's bytes and what lies in it.
-fn drawn(folder: &TempDir, arguments: &[&str]) -> (Vec<u8>, HashMap<String, String>) {
+pub fn drawn(folder: &TempDir, arguments: &[&str]) -> (Vec<u8>, HashMap<String, String>) {
     let out = folder.path().join("image.png");
     let base = at("pipeline");
     let base = if arguments.contains(&"--base") { vec![] } else { vec!["--base", &base] };
@@ -766,7 +766,8 @@ fn magnitudes_and_unequal_ranks_survive_conversion() {
         let numbers = |count: usize, by: f32| (0..count).map(|i| (i as f32 * by).sin()).collect();
         let magnitude = has_magnitude.then(|| (0..64).map(|i| 1.0 + i as f32).collect());
         let (down, up) = (numbers(rank * 64, 0.3), numbers(64 * rank, 0.7));
-        (name.to_owned(), LoraWeights { rank, alpha: 3.0 * rank as f32, down, up, magnitude })
+        let given = LayerWeights::lora(rank, 3.0 * rank as f32, down, up);
+        (name.to_owned(), given.with_magnitude(magnitude))
     };
     let block = |end: &str| format!("transformer_blocks.1.attn.{end}");
     let all = |has_magnitude| {

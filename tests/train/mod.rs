@@ -1,6 +1,7 @@
 //! `hearth train` on a model so small that a run takes seconds. Here: helpers to make jobs and read runs, and a
 //! run without problems.
 
+mod adapters;
 mod checkpoints;
 pub mod clips;
 mod full;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use trainer::TrainerError;
 use trainer::export::merge::{AdapterMerge, MergedModel};
-use trainer::export::{ExportedFile, export};
+use trainer::export::{ExportedFile, can_hold, export};
 use trainer::model::adapter::AdapterFormat;
 use trainer::model::adapter::read::AdapterFile;
 use trainer::model::{self, OpenModel};
@@ -122,9 +122,12 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
         || Path::new(&adapter).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
-    let is_wanted =
-        |format: &AdapterFormat| arguments.format.is_empty() || arguments.format.contains(format);
-    for format in AdapterFormat::NAMES.iter().map(|(_, format)| *format).filter(is_wanted) {
+    let is_wanted = |format: &AdapterFormat| match &arguments.format[..] {
+        [] => can_hold(&pipeline, *format),
+        typed => typed.contains(format),
+    };
+    let all = AdapterFormat::NAMES.iter().map(|(_, format)| *format);
+    for format in all.filter(is_wanted).collect::<Vec<_>>() {
         let exported = export(&mut pipeline, format, &arguments.out, &name)?;
         rows.push(ExportRow::new(format, exported));
     }

@@ -11,7 +11,9 @@ pub fn so_far(config: &RunConfig, step: u64) -> String {
     let folder = config.output.folder.join(checkpoint::path(step));
     let folder = quoted(&folder.display().to_string());
     match config.adapter.kind {
-        AdapterKind::Lora | AdapterKind::Dora => format!("the adapter so far is in\n  {folder}"),
+        AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Loha | AdapterKind::Lokr => {
+            format!("the adapter so far is in\n  {folder}")
+        }
         AdapterKind::Full => {
             let base = quoted(&weights::hub::shown(&config.base.path));
             format!("the model so far:\n  hearth export {folder} --base {base} --out model")

@@ -11,7 +11,7 @@ use compute::ops::{self, AdamW, Moments, adamw, global_norm};
 use compute::{Device, Dtype, Gradients, Params, Quantisation, RandomSequence, Tape, Tensor};
 
 use crate::error::Result;
-use crate::model::adapter::{AdapterTarget, Adapters};
+use crate::model::adapter::{AdapterForm, AdapterTarget, Adapters};
 use crate::model::build::{ModelBuilder, Precision, RandomWeights};
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput, LatentSpec};
@@ -315,7 +315,8 @@ fn targets() -> Vec<AdapterTarget> {
         rank: RANK,
         alpha: RANK as f32,
         dropout: 0.0,
-        is_dora: false,
+        form: AdapterForm::Lora,
+        rate_factors: [1.0; 2],
     };
     let attention = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"];
     let both =

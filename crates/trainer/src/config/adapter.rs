@@ -1,12 +1,15 @@
 //! `[adapter]`: which layers get an adapter, and of what size.
 
 use super::error::ConfigError;
+use super::optimizer::OptimizerConfig;
 use super::section::{Key, ResolvedKeys, Section, read_table, section};
 use super::source::{RawValue, ValueOrigin};
 use super::targets::TargetNames;
+use super::train::exclude;
 use super::training_data::TrainingData;
-use super::value::{ConfigValue, words};
-use crate::model::adapter::{AdapterTarget, UNUSED, name_matches};
+use super::value::{ConfigValue, quoted, words};
+use crate::model::adapter::factors::LokrShape;
+use crate::model::adapter::{AdapterForm, AdapterFormat, AdapterTarget, UNUSED, name_matches};
 use crate::model::diffusion::family::DiffusionFamily;
 
 /// Which layers get an adapter, and of what size.
@@ -23,14 +26,24 @@ pub struct AdapterConfig {
 section! {
     /// Which layers get an adapter, and of what size.
     pub(super) RawAdapter => AdapterKeys {
-        /// `lora`; `dora`: LoRA with a trained magnitude per output; `full`: full fine-tune of all weights, no adapter
+        /// `lora`; `dora`: LoRA with a trained magnitude per output; `loha`: elementwise product of two LoRAs; `lokr`: Kronecker product; `full`: full fine-tune of all weights, no adapter
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
-        /// LoRA rank (kohya: `network_dim`)
+        /// LoRA rank (kohya: `network_dim`). With `loha` a layer computes with its square, and 8 if not set
         rank: usize = Default(DEFAULT_RANK), Within(1.0, 4096.0);
         /// LoRA alpha: the update is scaled by alpha / rank (kohya: `network_alpha`). Not set: equal to `rank`
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// LoRA dropout: share of the layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
+        /// Rank-stabilised LoRA (rsLoRA): the update is scaled by alpha / √rank instead
+        rslora: bool = Default(false), Any;
+        /// LoRA+: the learning rate of B is so many times that of A (kohya, PEFT: `loraplus_lr_ratio`)
+        loraplus_lr_ratio: f64 = Default(1.0), UpTo(0.0, 1024.0);
+        /// LoKr: rows and columns of the outer Kronecker factor (LyCORIS: `factor`). Not set: as even as the layer's sizes allow
+        factor: Option<usize> = Default(None), Within(1.0, 4096.0);
+        /// LoKr: the inner Kronecker factor is a whole matrix, not of low rank
+        full_matrix: bool = Default(false), Any;
+        /// LoKr: the outer Kronecker factor is of low rank too
+        decompose_both: bool = Default(false), Any;
         /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`; or a word: `attention`: its projections; `all`: all linear layers of blocks but modulations; `kohya`, `ai-toolkit`: what these train (SD3: not `ai-toolkit`, language models: neither). Shown: for SD3. Language models: `all`
         targets: TargetNames = Default(TargetNames(default_targets())), Any;
         /// Targets without an adapter, named as in `targets`; `unused`: layers that can learn nothing, the default for image models with default targets
@@ -49,6 +62,8 @@ section! {
         rank: Option<usize> = Default(None), Within(1.0, 4096.0);
         /// LoRA alpha. Not set: equal to the rank
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
+        /// Learning rate of these layers. Not set: `optimizer.learning_rate`
+        learning_rate: Option<f64> = Default(None), UpTo(0.0, 10.0);
     }
 }
 
@@ -59,6 +74,10 @@ pub enum AdapterKind {
     Lora,
     /// The same with the lengths of rows trained apart (Liu et al., arXiv 2402.09353).
     Dora,
+    /// The elementwise product of two low-rank matrices (Hyeon-Woo et al., arXiv 2108.06098).
+    Loha,
+    /// A Kronecker product (Yeh et al., arXiv 2309.14859).
+    Lokr,
     /// Full fine-tune: no adapter, all weights of the model are trained.
     Full,
 }
@@ -66,17 +85,26 @@ pub enum AdapterKind {
 words!(AdapterKind {
     "lora" => Self::Lora,
     "dora" => Self::Dora,
+    "loha" => Self::Loha,
+    "lokr" => Self::Lokr,
     "full" => Self::Full,
 });
 
 /// Chosen: what most adapters have.
 const DEFAULT_RANK: usize = 16;
+/// The same of `LoHa`, which then has as many parameters.
+const DEFAULT_LOHA_RANK: usize = 8;
 
 /// Keys that only an adapter has.
-const ADAPTER_ONLY_KEYS: [&str; 6] = [
+const ADAPTER_ONLY_KEYS: [&str; 11] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.dropout",
+    "adapter.rslora",
+    "adapter.loraplus_lr_ratio",
+    "adapter.factor",
+    "adapter.full_matrix",
+    "adapter.decompose_both",
     "adapter.targets",
     "adapter.exclude",
     "adapter.pattern",
@@ -105,7 +133,8 @@ impl AdapterConfig {
             rank: DEFAULT_RANK,
             alpha: DEFAULT_RANK as f32,
             dropout: 0.0,
-            is_dora: false,
+            form: AdapterForm::Lora,
+            rate_factors: [1.0; 2],
         };
         let targets = targets.into_iter().map(target).collect();
         let exclude = material.images().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
@@ -117,15 +146,37 @@ impl AdapterConfig {
         keys: AdapterKeys,
         material: &TrainingData,
         family: Option<&DiffusionFamily>,
+        optimizer: &OptimizerConfig,
         rows: &mut ResolvedKeys,
     ) -> Result<Self, ConfigError> {
-        let AdapterKeys { kind, rank, alpha, dropout, mut targets, mut exclude, pattern } = keys;
+        let AdapterKeys {
+            kind,
+            mut rank,
+            alpha,
+            dropout,
+            rslora,
+            loraplus_lr_ratio,
+            factor,
+            full_matrix,
+            decompose_both,
+            mut targets,
+            mut exclude,
+            pattern,
+        } = keys;
         if kind == AdapterKind::Full {
             for key in ADAPTER_ONLY_KEYS {
                 rows.leave_out(key, FULL_FINE_TUNE)?;
             }
             return Ok(Self { kind, targets: Vec::new(), exclude: Vec::new() });
         }
+        refuse_idle(kind, full_matrix, decompose_both, rows)?;
+        if kind == AdapterKind::Loha
+            && rows.origin("adapter.rank").is_some_and(ValueOrigin::is_default)
+        {
+            rank = DEFAULT_LOHA_RANK;
+            rows.replace("adapter.rank", &rank);
+        }
+        refuse_rates(loraplus_lr_ratio, &pattern, optimizer, rows)?;
         let is_free = rows.origin("adapter.targets").is_some_and(ValueOrigin::is_default);
         if let Some(family) = family {
             let usual = TargetNames(family.targets());
@@ -147,22 +198,94 @@ impl AdapterConfig {
             rows.replace("adapter.exclude", &exclude);
         }
         rows.replace("adapter.alpha", &Some(alpha.unwrap_or(rank as f64)));
-        let target = |pattern: String, rank: usize, alpha: Option<f64>| AdapterTarget {
-            pattern,
-            rank,
-            alpha: alpha.unwrap_or(rank as f64) as f32,
-            dropout: dropout as f32,
-            is_dora: kind == AdapterKind::Dora,
+        let shape =
+            LokrShape { factor, is_full_matrix: full_matrix, decomposes_both: decompose_both };
+        let form = match kind {
+            AdapterKind::Dora => AdapterForm::Dora,
+            AdapterKind::Loha => AdapterForm::Loha,
+            AdapterKind::Lokr => AdapterForm::Lokr(shape),
+            AdapterKind::Lora | AdapterKind::Full => AdapterForm::Lora,
         };
-        let own = pattern.into_iter().map(|Pattern { r#match, rank: own, alpha: own_alpha }| {
+        let target = |pattern: String, rank: usize, alpha: Option<f64>, rate: f64| {
+            // Files have no other place for it that all programs read.
+            let stabilised = if rslora { (rank as f64).sqrt() } else { 1.0 };
+            AdapterTarget {
+                pattern,
+                rank,
+                alpha: (alpha.unwrap_or(rank as f64) * stabilised) as f32,
+                dropout: dropout as f32,
+                form,
+                rate_factors: [rate as f32, loraplus_lr_ratio as f32],
+            }
+        };
+        let own = pattern.into_iter().map(|own: Pattern| {
             // An alpha chosen for another rank would change how much the adapter counts.
-            let alpha = own_alpha.or(if own.is_none() { alpha } else { None });
-            target(r#match, own.unwrap_or(rank), alpha)
+            let alpha = own.alpha.or(if own.rank.is_none() { alpha } else { None });
+            let rate = own.learning_rate.map_or(1.0, |rate| rate / optimizer.learning_rate);
+            target(own.r#match, own.rank.unwrap_or(rank), alpha, rate)
         });
         let own: Vec<_> = own.collect();
-        let others = targets.into_iter().map(|name| target(name, rank, alpha));
+        let others = targets.into_iter().map(|name| target(name, rank, alpha, 1.0));
         let targets = own.into_iter().chain(others).collect();
         Ok(Self { kind, targets, exclude: exclude.unwrap_or_default() })
+    }
+}
+
+/// A key of another kind of adapter would be ignored, so it is refused.
+fn refuse_idle(
+    kind: AdapterKind,
+    is_full_matrix: bool,
+    decomposes_both: bool,
+    rows: &mut ResolvedKeys,
+) -> Result<(), ConfigError> {
+    let with = format!("adapter.kind = {}", rows.value("adapter.kind"));
+    if kind != AdapterKind::Lokr {
+        for key in ["adapter.factor", "adapter.full_matrix", "adapter.decompose_both"] {
+            rows.leave_out(key, &with)?;
+        }
+    }
+    if matches!(kind, AdapterKind::Loha | AdapterKind::Lokr) {
+        // LyCORIS and PEFT have neither.
+        for key in ["adapter.dropout", "adapter.loraplus_lr_ratio"] {
+            rows.leave_out(key, &with)?;
+        }
+    }
+    if is_full_matrix && decomposes_both {
+        rows.leave_out("adapter.decompose_both", "adapter.full_matrix = true")?;
+    }
+    if is_full_matrix {
+        // Without a rank there is nothing to scale by.
+        for key in ["adapter.rank", "adapter.alpha", "adapter.rslora"] {
+            rows.leave_out(key, "adapter.full_matrix = true")?;
+        }
+    }
+    Ok(())
+}
+
+/// Learning rates of some parameters need an optimizer that takes each of them by itself.
+fn refuse_rates(
+    loraplus_lr_ratio: f64,
+    patterns: &[Pattern],
+    optimizer: &OptimizerConfig,
+    rows: &ResolvedKeys,
+) -> Result<(), ConfigError> {
+    let has_own = patterns.iter().any(|pattern| pattern.learning_rate.is_some());
+    let key = match (has_own, loraplus_lr_ratio != 1.0) {
+        (true, _) => "adapter.pattern",
+        (false, true) => "adapter.loraplus_lr_ratio",
+        (false, false) => return Ok(()),
+    };
+    if optimizer.kind.updates_one_by_one() {
+        return Ok(());
+    }
+    exclude(key, "optimizer.kind", quoted("adamw"), rows)
+}
+
+/// Formats that are written if none is given.
+pub(super) fn default_formats(kind: AdapterKind) -> Vec<AdapterFormat> {
+    match kind {
+        AdapterKind::Loha | AdapterKind::Lokr => vec![AdapterFormat::Peft],
+        AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Full => vec![AdapterFormat::Diffusers],
     }
 }
 
@@ -185,9 +308,13 @@ impl ConfigValue for Vec<Pattern> {
 
     /// On one line, since each key has one origin.
     fn write(&self) -> Option<String> {
-        let table = |Pattern { r#match, rank, alpha }: &Pattern| {
-            let pairs =
-                [("match", r#match.write()), ("rank", rank.write()), ("alpha", alpha.write())];
+        let table = |Pattern { r#match, rank, alpha, learning_rate }: &Pattern| {
+            let pairs = [
+                ("match", r#match.write()),
+                ("rank", rank.write()),
+                ("alpha", alpha.write()),
+                ("learning_rate", learning_rate.write()),
+            ];
             let set =
                 pairs.into_iter().filter_map(|(key, value)| Some(format!("{key} = {}", value?)));
             format!("{{ {} }}", set.collect::<Vec<_>>().join(", "))

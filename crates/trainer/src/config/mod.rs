@@ -240,11 +240,11 @@ impl RawConfig {
         if let Some(family) = family {
             material.apply_family(family, rows)?;
         }
-        let adapter =
-            AdapterConfig::new(adapter.decide("adapter", rows)?, &material, family, rows)?;
+        let adapter = adapter.decide("adapter", rows)?;
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
         let mut optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::apply_defaults(&mut optimizer, rows);
+        let adapter = AdapterConfig::new(adapter, &material, family, &optimizer, rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         optimizer::refuse_schedule_free(&optimizer, &train, rows)?;
         train::refuse_fused(&train, base.dtype, optimizer.kind, rows)?;
@@ -256,6 +256,10 @@ impl RawConfig {
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
         rows.replace("output.folder", &output.folder);
+        if rows.origin("output.formats").is_some_and(ValueOrigin::is_default) {
+            output.formats = adapter::default_formats(adapter.kind);
+            rows.replace("output.formats", &output.formats);
+        }
         material.apply_defaults(rows)?;
         if adapter.kind == AdapterKind::Full {
             rows.leave_out("output.formats", adapter::FULL_FINE_TUNE)?;

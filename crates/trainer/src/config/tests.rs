@@ -15,6 +15,8 @@ use super::section::KeyDefault;
 use super::train::TrainLength;
 use super::*;
 use crate::error::TrainerError;
+use crate::model::adapter::AdapterForm;
+use crate::model::adapter::factors::LokrShape;
 use crate::objective::flow::WeightingScheme;
 
 /// The shortest job.
@@ -114,6 +116,8 @@ const EVERY_KEY: &[&str] = &[
     "adapter.rank=8",
     "adapter.alpha=4",
     "adapter.dropout=0.5",
+    "adapter.rslora=true",
+    "adapter.loraplus_lr_ratio=16",
     "adapter.targets=['to_q']",
     "adapter.exclude=['to_q']",
     "adapter.pattern=[{match = 'to_q', rank = 4}]",
@@ -194,6 +198,9 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("optimizer.cycles=3", "optimizer.lr_scheduler=cosine_with_restarts"),
     ("optimizer.power=2", "optimizer.lr_scheduler=polynomial"),
     ("optimizer.lr_end=1e-6", "optimizer.lr_scheduler=polynomial"),
+    ("adapter.factor=8", "adapter.kind=lokr"),
+    ("adapter.full_matrix=true", "adapter.kind=lokr"),
+    ("adapter.decompose_both=true", "adapter.kind=lokr"),
     ("cluster.outer_learning_rate=1.0", "cluster.sync_every=4"),
     ("cluster.outer_momentum=0.0", "cluster.sync_every=4"),
     ("optimizer.decay=0.1", "optimizer.lr_scheduler=wsd"),
@@ -277,6 +284,9 @@ fn a_resolved_job_means_the_same() {
         &["optimizer.kind=prodigy", "optimizer.d_coef=2"],
         &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
         &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
+        &["adapter.pattern=[{match='a', learning_rate=1e-3}]", "adapter.rslora=true"],
+        &["adapter.kind=loha"],
+        &["adapter.kind=lokr", "adapter.full_matrix=true", "adapter.factor=4"],
     ];
     let each = EVERY_KEY.iter().map(std::slice::from_ref);
     for arguments in each.chain(more.iter().copied()) {
@@ -352,8 +362,13 @@ fn what_depends_on_other_keys_is_decided() {
     let scheme = |arguments: &[&str]| set(arguments).unwrap().train.weighting_scheme;
     assert_eq!(scheme(&[]), WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 });
     assert_eq!(scheme(&["train.weighting_scheme=mode"]), WeightingScheme::Mode { scale: 1.29 });
-    assert!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].is_dora);
+    assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].form, AdapterForm::Dora);
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
+    let lokr = set(&["adapter.kind=lokr", "adapter.factor=8"]).unwrap();
+    let shape = LokrShape { factor: Some(8), ..LokrShape::default() };
+    assert_eq!(lokr.adapter.targets[0].form, AdapterForm::Lokr(shape));
+    let stabilised = set(&["adapter.rank=16", "adapter.alpha=2", "adapter.rslora=true"]).unwrap();
+    assert_eq!(stabilised.adapter.targets[0].alpha, 8.0);
 }
 
 /// Words stand for layers, alone or in a list; who typed only words is not told of layers that learn nothing.

@@ -1,4 +1,5 @@
-//! The adapter of a checkpoint: one file for diffusers, or, of a language model, PEFT's two. Tensors are copied from
+//! The adapter of a checkpoint: one file for diffusers, or, of a language model and of what diffusers has no form for,
+//! PEFT's two. Tensors are copied from
 //! the device one at a time, so that a checkpoint takes no memory beyond the plan. The bytes are those that `export`
 //! writes and checks; formats that fuse layers are left to it.
 
@@ -11,7 +12,8 @@ use weights::write::AtomicFile;
 
 use super::{AdapterFormat, settings, stem, suffixes};
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::LoraWeights;
+use crate::model::adapter::LayerWeights;
+use crate::model::adapter::factors::{AdapterMatrix, Factors};
 use crate::model::adapter::read::{Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
 use crate::model::build::TensorSpec;
 use crate::model::files::{ShardedOutput, save_tensors};
@@ -24,10 +26,8 @@ pub struct LayerTensors<'a> {
     pub rank: usize,
     /// The scale is alpha / rank.
     pub alpha: f32,
-    /// [rank, in]
-    pub down: &'a Tensor,
-    /// [out, rank]
-    pub up: &'a Tensor,
+    /// Its matrices.
+    pub factors: Factors<&'a Tensor>,
     /// `[out]`, if it is a `DoRA`.
     pub magnitude: Option<&'a Tensor>,
 }
@@ -39,26 +39,28 @@ pub fn write(
     layers: &[LayerTensors<'_>],
     of_base: &[TensorSpec],
 ) -> Result<()> {
+    let is_lora = layers.iter().all(|layer| matches!(layer.factors, Factors::Lora { .. }));
     let (format, name) = match component {
-        Component::Language => (AdapterFormat::Peft, PEFT_FILE),
-        Component::Transformer | Component::TextEncoder(_) => {
+        Component::Transformer | Component::TextEncoder(_) if is_lora => {
             (AdapterFormat::Diffusers, DIFFUSERS_FILE)
         }
+        _ => (AdapterFormat::Peft, PEFT_FILE),
     };
     let parts = vec![(component, layers.iter().map(without_data).collect())];
     if format == AdapterFormat::Peft {
         let path = folder.join(PEFT_CONFIG);
         let mut file = AtomicFile::create(&path)?;
-        let written = file.write_all(settings::peft(&parts, of_base).as_bytes());
+        let written = file.write_all(settings::peft(&parts, of_base)?.as_bytes());
         written.map_err(|source| TrainerError::Io { what: "write", path, source })?;
         file.commit()?;
     }
     let mut tensors = BTreeMap::new();
     for layer in layers {
         let stem = stem(component, layer.module, format);
-        let [down, up, magnitude] = suffixes(format).map(|ending| format!("{stem}.{ending}"));
-        tensors.extend([(down, layer.down), (up, layer.up)]);
-        tensors.extend(layer.magnitude.map(|tensor| (magnitude, tensor)));
+        let (lora, magnitude) = suffixes(format);
+        let named = layer.factors.named(lora).into_iter();
+        tensors.extend(named.map(|(name, tensor)| (format!("{stem}.{name}"), *tensor)));
+        tensors.extend(layer.magnitude.map(|tensor| (format!("{stem}.{magnitude}"), tensor)));
     }
     let stem = name.strip_suffix(".safetensors").unwrap_or(name);
     let output = ShardedOutput { folder, stem, max_shard_bytes: u64::MAX };
@@ -67,8 +69,12 @@ pub fn write(
 }
 
 /// A layer's settings, without values.
-fn without_data(layer: &LayerTensors<'_>) -> (String, LoraWeights) {
+fn without_data(layer: &LayerTensors<'_>) -> (String, LayerWeights) {
     let LayerTensors { rank, alpha, magnitude, .. } = *layer;
+    let factors = layer.factors.map(|tensor| {
+        let shape = tensor.shape();
+        AdapterMatrix::new([shape.rows(), shape.width()], Vec::new())
+    });
     let magnitude = magnitude.map(|_| Vec::new());
-    (layer.module.into(), LoraWeights { rank, alpha, down: Vec::new(), up: Vec::new(), magnitude })
+    (layer.module.into(), LayerWeights { rank, alpha, factors, magnitude })
 }

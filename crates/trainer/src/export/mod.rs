@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! OUT/
-//!   pytorch_lora_weights.safetensors   diffusers; alpha in the header
+//!   pytorch_lora_weights.safetensors   diffusers; alpha in the header; LoRA and DoRA alone
 //!   peft/                              PEFT: adapter_config.json, adapter_model.safetensors
 //!   NAME-kohya.safetensors             kohya: the original layers, q, k and v together
 //!   NAME-comfyui.safetensors           ComfyUI, the same layers by its own names
@@ -31,9 +31,10 @@ use weights::safetensors::OutputTensor;
 use weights::write::{write_file, write_whole};
 
 use crate::error::{Result, TrainerError};
+use crate::model::adapter::factors::{Factors, LokrShape};
 use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
-use crate::model::adapter::{AdapterFormat, AdapterWeights, LoraWeights};
+use crate::model::adapter::{AdapterForm, AdapterFormat, AdapterWeights, LayerWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::family::DiffusionFamily;
@@ -99,6 +100,20 @@ pub fn export(
     Ok(ExportedFile { format, path, n_layers, difference })
 }
 
+/// Whether a format has a place for the adapter of `pipeline`.
+pub fn can_hold(pipeline: &Pipeline, format: AdapterFormat) -> bool {
+    let parts = pipeline.adapter();
+    let config = &pipeline.transformer.config;
+    let is_lokr = |given: &LayerWeights| matches!(given.factors, Factors::Lokr { .. });
+    let lokr = parts
+        .iter()
+        .filter(|(component, _)| *component == Component::Transformer)
+        .flat_map(|(_, layers)| layers.iter().filter(|(_, given)| is_lokr(given)))
+        .map(|(layer, _)| layer.as_str());
+    let is_apart = || fuse::check_lokr(lokr, |layer| config.original_module(layer)).is_ok();
+    check_layers(&parts, format).is_ok() && (format != AdapterFormat::Kohya || is_apart())
+}
+
 /// Removes what was written unless it is read back as it should be.
 fn kept_if_equal(path: &Path, read_back: impl FnOnce() -> Result<f64>) -> Result<f64> {
     let difference = read_back();
@@ -118,7 +133,7 @@ fn kept_if_equal(path: &Path, read_back: impl FnOnce() -> Result<f64>) -> Result
 fn kept(
     parts: &AdapterWeights,
     format: AdapterFormat,
-) -> impl Iterator<Item = (Component, &BTreeMap<String, LoraWeights>)> {
+) -> impl Iterator<Item = (Component, &BTreeMap<String, LayerWeights>)> {
     let can_hold = move |component: Component| {
         format != AdapterFormat::Peft || !matches!(component, Component::TextEncoder(_))
     };
@@ -132,6 +147,7 @@ fn write(
     name: &str,
     base: &ExportBase<'_>,
 ) -> Result<PathBuf> {
+    check_layers(parts, format)?;
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
         for (stem, given) in stems(component, layers, format, base)? {
@@ -158,7 +174,7 @@ fn write(
     let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
     fill_folder(beside, failed, || {
         if format == AdapterFormat::Peft {
-            let config = settings::peft(parts, base.tensors);
+            let config = settings::peft(parts, base.tensors)?;
             write_whole(&peft.join(PEFT_CONFIG), config.as_bytes())?;
         }
         let family = base.family.map(|family| &family.export);
@@ -191,10 +207,10 @@ fn save(
 /// The layers' names in a format, and their weights.
 fn stems(
     component: Component,
-    layers: &BTreeMap<String, LoraWeights>,
+    layers: &BTreeMap<String, LayerWeights>,
     format: AdapterFormat,
     base: &ExportBase<'_>,
-) -> Result<Vec<(String, LoraWeights)>> {
+) -> Result<Vec<(String, LayerWeights)>> {
     let renamed = |name: &dyn Fn(&str) -> String| {
         layers.iter().map(|(layer, given)| (name(layer), given.clone())).collect()
     };
@@ -208,10 +224,16 @@ fn stems(
                 .into_iter()
                 .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
                 .collect(),
-            AdapterFormat::Comfyui => fuse::fuse(layers, base.original)?
-                .into_iter()
-                .map(|(layer, given)| (format!("diffusion_model.{layer}"), given))
-                .collect(),
+            AdapterFormat::Comfyui => {
+                let (apart, others) = fuse::apart(layers, base.original);
+                let others = fuse::fuse(&others, base.original)?.into_iter();
+                let others =
+                    others.map(|(layer, given)| (format!("diffusion_model.{layer}"), given));
+                let apart = apart.into_iter();
+                let apart =
+                    apart.map(|(layer, given)| (format!("lycoris_{}", flat(&layer)), given));
+                others.chain(apart).collect()
+            }
         });
     };
     Ok(match (format, base.encoder_names(index)) {
@@ -235,15 +257,15 @@ fn stem(component: Component, layer: &str, format: AdapterFormat) -> String {
     }
 }
 
-/// How the names of a layer's tensors end: A, B and, of a `DoRA`, its magnitudes.
-fn suffixes(format: AdapterFormat) -> [&'static str; 3] {
+/// How the names of a layer's tensors end: A and B of a `LoRA`, and magnitudes.
+fn suffixes(format: AdapterFormat) -> ([&'static str; 2], &'static str) {
     match format {
         AdapterFormat::Diffusers | AdapterFormat::Peft => {
-            ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]
+            (["lora_A.weight", "lora_B.weight"], "lora_magnitude_vector")
         }
         // ComfyUI reads other endings too; diffusers converts its files only with these.
         AdapterFormat::Kohya | AdapterFormat::Comfyui => {
-            ["lora_down.weight", "lora_up.weight", "dora_scale"]
+            (["lora_down.weight", "lora_up.weight"], "dora_scale")
         }
     }
 }
@@ -251,23 +273,58 @@ fn suffixes(format: AdapterFormat) -> [&'static str; 3] {
 /// A layer's tensors by their names there.
 fn insert(
     stem: &str,
-    given: &LoraWeights,
+    given: &LayerWeights,
     format: AdapterFormat,
     into: &mut BTreeMap<String, TensorData>,
 ) {
-    let [outputs, inputs] = given.sizes().map(|size| size as u64);
-    let rank = given.rank as u64;
-    let [down, up, magnitude] = suffixes(format).map(|ending| format!("{stem}.{ending}"));
-    into.insert(down, (vec![rank, inputs], given.down.clone()));
-    into.insert(up, (vec![outputs, rank], given.up.clone()));
+    let (lora, magnitude) = suffixes(format);
     let has_settings = matches!(format, AdapterFormat::Diffusers | AdapterFormat::Peft);
+    // LyCORIS does not scale what has no rank.
+    let baked = (!has_settings).then(|| given.with_baked_scale()).flatten();
+    let given = baked.as_ref().unwrap_or(given);
+    for (name, matrix) in given.factors.named(lora) {
+        let shape = matrix.sizes().map(|size| size as u64).into();
+        into.insert(format!("{stem}.{name}"), (shape, matrix.values.clone()));
+    }
     if !has_settings {
         into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
     }
     if let Some(values) = &given.magnitude {
+        let outputs = values.len() as u64;
         let shape = if has_settings { vec![outputs] } else { vec![outputs, 1] };
-        into.insert(magnitude, (shape, values.clone()));
+        into.insert(format!("{stem}.{magnitude}"), (shape, values.clone()));
     }
+}
+
+/// Checks, before anything is trained or written, that a format has a place for adapters of this form.
+pub fn check_form(form: AdapterForm, format: AdapterFormat) -> Result<()> {
+    let name = match form {
+        AdapterForm::Lora | AdapterForm::Dora => return Ok(()),
+        AdapterForm::Loha => "LoHa",
+        AdapterForm::Lokr(_) => "LoKr",
+    };
+    if format != AdapterFormat::Diffusers {
+        return Ok(());
+    }
+    Err(TrainerError::Request {
+        problem: format!(
+            "a {name} has no form in the files of diffusers, which hold LoRA and DoRA"
+        ),
+        hint: "set output.formats to peft, kohya or comfyui; diffusers models load it with PEFT",
+    })
+}
+
+/// The same for an adapter that is there.
+fn check_layers(parts: &AdapterWeights, format: AdapterFormat) -> Result<()> {
+    for given in parts.iter().flat_map(|(_, layers)| layers.values()) {
+        let form = match given.factors {
+            Factors::Lora { .. } => AdapterForm::Lora,
+            Factors::Loha { .. } => AdapterForm::Loha,
+            Factors::Lokr { .. } => AdapterForm::Lokr(LokrShape::default()),
+        };
+        check_form(form, format)?;
+    }
+    Ok(())
 }
 
 /// Fails unless what was read back gives the same output of every layer.
@@ -293,7 +350,7 @@ fn compare(
                 }
                 return wrong(format!("{layer} is missing when it is read back"));
             };
-            let [before, after] = [given, found].map(LoraWeights::probe);
+            let [before, after] = [given, found].map(LayerWeights::probe);
             // NaN differs from itself.
             if !given.is_finite() || !before.iter().all(|number| number.is_finite()) {
                 continue;

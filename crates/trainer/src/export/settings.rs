@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Map, Value, json};
 
 use super::{AdapterFormat, kept};
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::factors::{AdapterMatrix, Factors, LokrFactor, split};
 use crate::model::adapter::names::CLIP_PREFIX;
 use crate::model::adapter::read::Component;
-use crate::model::adapter::{AdapterWeights, LoraWeights};
+use crate::model::adapter::{AdapterWeights, LayerWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::family::ExportMetadata;
 
@@ -32,12 +34,21 @@ pub fn header(
         }
         AdapterFormat::Kohya => {
             let layers = kept(parts, format).flat_map(|(_, layers)| layers.values());
-            let (rank, alpha) = usual(layers);
+            let layers: Vec<&LayerWeights> = layers.collect();
+            let (rank, alpha) = usual(layers.iter().copied());
             metadata.insert("ss_network_dim".into(), rank.to_string());
             metadata.insert("ss_network_alpha".into(), alpha.to_string());
             metadata.insert("modelspec.sai_model_spec".into(), "1.0.1".into());
             if let Some(ExportMetadata { network, architecture, .. }) = family {
-                metadata.insert("ss_network_module".into(), (*network).into());
+                // The algorithm by LyCORIS' name for it, where it is one of its own.
+                let algorithm = layers.first().and_then(|given| match given.factors {
+                    Factors::Lora { .. } => None,
+                    Factors::Loha { .. } => Some(r#"{"algo": "loha"}"#),
+                    Factors::Lokr { .. } => Some(r#"{"algo": "lokr"}"#),
+                });
+                let network = if algorithm.is_some() { "lycoris.kohya" } else { network };
+                metadata.insert("ss_network_module".into(), network.into());
+                metadata.extend(algorithm.map(|name| ("ss_network_args".into(), name.into())));
                 metadata.insert("modelspec.architecture".into(), (*architecture).into());
             }
         }
@@ -46,24 +57,112 @@ pub fn header(
 }
 
 /// `adapter_config.json`, for an adapter of a model that has these tensors.
-pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> String {
+pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> Result<String> {
     let none = BTreeMap::new();
     let own = kept(parts, AdapterFormat::Peft).next();
     let layers = own.map_or(&none, |(_, layers)| layers);
-    let mut config = config(layers);
+    let mut config = match layers.values().next().map(|given| &given.factors) {
+        Some(Factors::Loha { .. } | Factors::Lokr { .. }) => lycoris_config(layers)?,
+        _ => config(layers),
+    };
     config.insert("target_modules".into(), json!(targets(layers, tensors)));
     config.insert("inference_mode".into(), json!(true));
     if own.is_some_and(|(component, _)| component == Component::Language) {
         config.insert("task_type".into(), json!("CAUSAL_LM"));
     }
     config.insert("base_model_name_or_path".into(), Value::Null);
-    format!("{:#}\n", Value::Object(config))
+    Ok(format!("{:#}\n", Value::Object(config)))
+}
+
+/// PEFT's settings for `LoHa` or `LoKr`. PEFT finds the shapes of all matrices from them, so that they must give those
+/// which are there: a whole factor is what it makes of a rank as large as the factor.
+fn lycoris_config(layers: &BTreeMap<String, LayerWeights>) -> Result<Map<String, Value>> {
+    let scaled = |given: &LayerWeights| {
+        let rank = peft_rank(given);
+        (rank, given.scale() * rank as f32)
+    };
+    let settings: BTreeMap<&String, (usize, f32)> =
+        layers.iter().map(|(layer, given)| (layer, scaled(given))).collect();
+    let (rank, alpha) = most_common(settings.values().copied());
+    let ranks: Map<String, Value> = settings
+        .iter()
+        .filter(|(_, (own, _))| *own != rank)
+        .map(|(layer, (own, _))| ((*layer).clone(), json!(own)))
+        .collect();
+    let alphas: Map<String, Value> = settings
+        .iter()
+        .filter(|(_, (_, own))| *own != alpha)
+        .map(|(layer, (_, own))| ((*layer).clone(), number(*own)))
+        .collect();
+    let mut config = Map::new();
+    let is_lokr = layers.values().any(|given| matches!(given.factors, Factors::Lokr { .. }));
+    config.insert("peft_type".into(), json!(if is_lokr { "LOKR" } else { "LOHA" }));
+    config.insert("r".into(), json!(rank));
+    config.insert("alpha".into(), number(alpha));
+    config.insert("rank_pattern".into(), Value::Object(ranks));
+    config.insert("alpha_pattern".into(), Value::Object(alphas));
+    config.insert("rank_dropout".into(), json!(0.0));
+    config.insert("module_dropout".into(), json!(0.0));
+    config.insert("init_weights".into(), json!(true));
+    if is_lokr {
+        config.insert("decompose_factor".into(), json!(decompose_factor(layers)?));
+        let low = |given: &LayerWeights| {
+            matches!(given.factors, Factors::Lokr { w1: LokrFactor::LowRank(_), .. })
+        };
+        config.insert("decompose_both".into(), json!(layers.values().any(low)));
+    }
+    Ok(config)
+}
+
+/// The rank that PEFT makes matrices of these shapes from.
+fn peft_rank(given: &LayerWeights) -> usize {
+    match &given.factors {
+        Factors::Lokr { w1: LokrFactor::Full(_), w2: LokrFactor::Full(inner) } => {
+            inner.rows.max(inner.columns)
+        }
+        Factors::Lora { .. } | Factors::Loha { .. } | Factors::Lokr { .. } => given.rank,
+    }
+}
+
+/// The one factor from which PEFT splits the sizes of all layers as they are.
+fn decompose_factor(layers: &BTreeMap<String, LayerWeights>) -> Result<i64> {
+    let splits: Vec<[usize; 2]> = layers
+        .values()
+        .filter_map(|given| match &given.factors {
+            Factors::Lokr { w1, w2 } => {
+                let [outer, inner] = [w1, w2].map(|w| w.sizes(AdapterMatrix::sizes));
+                Some([[outer[0], inner[0]], [outer[1], inner[1]]])
+            }
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    // PEFT does not put the smaller factor first where it is given one that divides the size.
+    let gives = |factor: Option<usize>| {
+        splits.iter().all(|[outer, inner]| {
+            let size = outer * inner;
+            match factor.filter(|factor| size.is_multiple_of(*factor)) {
+                Some(factor) => *outer == factor,
+                None => split(size, factor) == [*outer, *inner],
+            }
+        })
+    };
+    if gives(None) {
+        return Ok(-1);
+    }
+    let candidates: BTreeSet<usize> = splits.iter().map(|[outer, _]| *outer).collect();
+    let found = candidates.into_iter().find(|factor| gives(Some(*factor)));
+    found.map(|factor| factor as i64).ok_or_else(|| TrainerError::Request {
+        problem: "PEFT has one decompose_factor, and none gives the Kronecker factors of all layers of this LoKr"
+            .into(),
+        hint: "export it for comfyui or kohya, or merge it with `hearth export --merge`",
+    })
 }
 
 /// PEFT's `target_modules`: the shortest suffixes of the layers' names that no other module has. Other programs
 /// know `q_proj` and not the full names.
 fn targets<'a>(
-    layers: &'a BTreeMap<String, LoraWeights>,
+    layers: &'a BTreeMap<String, LayerWeights>,
     tensors: &[TensorSpec],
 ) -> BTreeSet<&'a str> {
     // A module may be no layer, as block `0`.
@@ -85,7 +184,7 @@ fn targets<'a>(
 
 /// PEFT's settings for these layers: what most have, and the exceptions by name. PEFT compares ends of names, so that
 /// those of CLIP fit with and without the prefix that newer transformers leave out.
-fn config(layers: &BTreeMap<String, LoraWeights>) -> Map<String, Value> {
+fn config(layers: &BTreeMap<String, LayerWeights>) -> Map<String, Value> {
     let (rank, alpha) = usual(layers.values());
     let mut ranks = Map::new();
     let mut alphas = Map::new();
@@ -125,10 +224,14 @@ fn number(alpha: f32) -> Value {
 }
 
 /// The rank and alpha that most layers have.
-fn usual<'a>(layers: impl Iterator<Item = &'a LoraWeights>) -> (usize, f32) {
+fn usual<'a>(layers: impl Iterator<Item = &'a LayerWeights>) -> (usize, f32) {
+    most_common(layers.map(|given| (given.rank, given.alpha)))
+}
+
+fn most_common(all: impl Iterator<Item = (usize, f32)>) -> (usize, f32) {
     let mut counts: HashMap<(usize, u32), usize> = HashMap::new();
-    for given in layers {
-        *counts.entry((given.rank, given.alpha.to_bits())).or_default() += 1;
+    for (rank, alpha) in all {
+        *counts.entry((rank, alpha.to_bits())).or_default() += 1;
     }
     let most = counts.into_iter().max_by_key(|(kind, count)| (*count, *kind));
     most.map_or((1, 1.0), |((rank, alpha), _)| (rank, f32::from_bits(alpha)))
@@ -144,7 +247,7 @@ mod tests {
         let tensors =
             LanguageModel::preset(LlamaPreset::Tiny, 256, 0).unwrap().tensor_specs().unwrap();
         let modules = tensors.iter().filter_map(|want| want.name.strip_suffix(".weight"));
-        let none = LoraWeights { rank: 1, alpha: 1.0, down: vec![], up: vec![], magnitude: None };
+        let none = LayerWeights::lora(1, 1.0, vec![], vec![]);
         let adapted = modules.filter(|module| is_adapted(module));
         let layers = adapted.map(|module| (module.to_owned(), none.clone())).collect();
         targets(&layers, &tensors).into_iter().map(str::to_owned).collect()

@@ -1,8 +1,9 @@
 //! The linear layer of every model: a frozen or trained weight, a bias, perhaps an adapter.
 
-use compute::ops::{Activation, Linear, Lora, Weight};
+use compute::ops::{Activation, Linear, Lora, SharedAxis, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
 
+use super::adapter::factors::{Factors, LokrFactor};
 use super::build::WeightTensor;
 
 /// A linear layer.
@@ -36,12 +37,9 @@ impl ModelTensor {
     }
 }
 
-/// A layer's LoRA.
+/// A layer's adapter.
 pub(super) struct LayerAdapter {
-    /// [rank, in]
-    pub down: ParamKey,
-    /// [out, rank]
-    pub up: ParamKey,
+    pub factors: Factors<ParamKey>,
     pub scale: f32,
     pub dropout: f32,
     pub magnitude: Option<DoraMagnitude>,
@@ -85,7 +83,7 @@ impl LinearLayer {
     }
 
     /// The same as [`Self::forward`]; the output is recomputed in backward instead of kept, if
-    /// `is_recomputed`. With `DoRA` it is kept.
+    /// `is_recomputed`. With `DoRA` and `LoKr` it is kept.
     pub fn forward_recomputed(&self, tape: &Tape<'_>, x: &Var, is_recomputed: bool) -> Result<Var> {
         self.compute(tape, x, LayerEpilogue { is_recomputed, ..LayerEpilogue::default() })
     }
@@ -105,8 +103,15 @@ impl LinearLayer {
         let plain =
             Linear { bias, activation, onto, is_remat: is_recomputed, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
-        let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;
+        let (down, up) = match adapter.factors.map(|key| tape.param(*key)) {
+            Factors::Lora { down, up } => (down, up),
+            Factors::Loha { w1: [a, b], w2: [c, d] } => (
+                tape.khatri_rao(&b, &d, SharedAxis::Columns)?,
+                tape.khatri_rao(&a, &c, SharedAxis::Rows)?,
+            ),
+            Factors::Lokr { w1, w2 } => return with_kronecker(tape, x, plain, scale, &w1, &w2),
+        };
         let lora = Lora { down: &down, up: &up, scale, dropout };
         let Some(magnitude) = &adapter.magnitude else {
             return tape.linear(x, Linear { lora: Some(lora), ..plain });
@@ -121,3 +126,37 @@ impl LinearLayer {
         }
     }
 }
+
+/// A layer with scale·x·(w1 ⊗ w2)ᵀ added.
+fn with_kronecker(
+    tape: &Tape<'_>,
+    x: &Var,
+    layer: Linear<'_>,
+    scale: f32,
+    w1: &LokrFactor<Var>,
+    w2: &LokrFactor<Var>,
+) -> Result<Var> {
+    let plain = Linear { activation: Activation::None, is_remat: false, ..layer };
+    let y = tape.linear(x, plain)?;
+    let [outputs, width] = w2.sizes(|w| [w.shape().rows(), w.shape().width()]);
+    let mixed = match w1 {
+        LokrFactor::Full(w1) => tape.mix_groups(x, w1, width, scale)?,
+        LokrFactor::LowRank([a, b]) => {
+            tape.mix_groups(&tape.mix_groups(x, b, width, scale)?, a, width, 1.0)?
+        }
+    };
+    let (mixed, w2) = match w2 {
+        LokrFactor::Full(w2) => (mixed, w2),
+        LokrFactor::LowRank([a, b]) => (tape.linear(&mixed, Linear::new(b))?, a),
+    };
+    let onto = y.reshape([mixed.shape().rows(), outputs]);
+    let sum = tape.linear(&mixed, Linear { onto: Some(&onto), ..Linear::new(w2) })?;
+    let sum = sum.reshape(y.shape());
+    match layer.activation {
+        Activation::None => Ok(sum),
+        activation => tape.activate(&sum, activation),
+    }
+}
+
+#[cfg(test)]
+mod tests;

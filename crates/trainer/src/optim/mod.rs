@@ -40,6 +40,40 @@ pub struct OptimizerStep {
     pub rounding_seed: u64,
 }
 
+impl OptimizerStep {
+    /// With another learning rate.
+    fn with_rate(self, factor: f32) -> Self {
+        let learning_rate = factor * self.adamw.learning_rate;
+        Self { adamw: AdamW { learning_rate, ..self.adamw }, ..self }
+    }
+}
+
+/// In what parameters differ in a step.
+#[derive(Clone, Copy)]
+pub struct ParamGroups<'a> {
+    /// What the learning rate of each is multiplied by; of those beyond the last, by one.
+    pub rate_factors: &'a [f32],
+    /// Which of them this rank updates, where it does not update all.
+    pub shard: Option<&'a OptimizerShard>,
+}
+
+impl ParamGroups<'_> {
+    fn rate_factor(&self, index: usize) -> f32 {
+        self.rate_factors.get(index).copied().unwrap_or(1.0)
+    }
+
+    /// Every factor once.
+    fn distinct(&self, n_params: usize) -> Vec<f32> {
+        let mut all = Vec::new();
+        for factor in (0..n_params).map(|index| self.rate_factor(index)) {
+            if !all.contains(&factor) {
+                all.push(factor);
+            }
+        }
+        all
+    }
+}
+
 /// An optimizer with its state.
 pub enum Optimizer {
     /// `AdamW`.
@@ -123,12 +157,20 @@ impl Optimizer {
         gradients: &Gradients,
         how: OptimizerStep,
         clip: &GradClip,
-        shard: Option<&OptimizerShard>,
+        groups: ParamGroups<'_>,
     ) -> Result<()> {
         let gradients = gradients.all(params.values().len());
         let params = params.values_mut()?;
+        let shard = groups.shard;
         if shard.is_none() && params.iter().all(|param| param.dtype() == Dtype::F32) {
-            return self.step_range(0..params.len(), params, &gradients, how.adamw, clip);
+            // A parameter without a gradient does not change, so that every group passes over those of the others.
+            return groups.distinct(params.len()).into_iter().try_for_each(|factor| {
+                let is_in = |index: &usize| groups.rate_factor(*index) == factor;
+                let own =
+                    |(index, gradient): (usize, &Option<_>)| gradient.filter(|_| is_in(&index));
+                let own: Vec<_> = gradients.iter().enumerate().map(own).collect();
+                self.step_range(0..params.len(), params, &own, how.adamw, factor, clip)
+            });
         }
         for param in params.iter().filter(|param| param.dtype() != Dtype::F32) {
             param.device().alloc(param.shape(), Dtype::F32)?;
@@ -136,6 +178,7 @@ impl Optimizer {
         for (index, (param, gradient)) in params.iter_mut().zip(gradients).enumerate() {
             let gradient = gradient.filter(|_| shard.is_none_or(|shard| shard.is_own(index)));
             if let Some(gradient) = gradient {
+                let how = how.with_rate(groups.rate_factor(index));
                 self.step_one(index, param, gradient, how, clip)?;
             }
         }
@@ -153,30 +196,32 @@ impl Optimizer {
     ) -> Result<()> {
         let (range, gradient) = (index..index + 1, [Some(gradient)]);
         if param.dtype() == Dtype::F32 {
-            return self.step_range(range, slice::from_mut(param), &gradient, adamw, clip);
+            return self.step_range(range, slice::from_mut(param), &gradient, adamw, 1.0, clip);
         }
         let nothing = Params::default();
         let tape = Tape::inference(param.device(), &nothing, 0);
         let mut exact = tape.convert(&param.clone().into(), Dtype::F32)?.into_tensor();
-        self.step_range(range, slice::from_mut(&mut exact), &gradient, adamw, clip)?;
+        self.step_range(range, slice::from_mut(&mut exact), &gradient, adamw, 1.0, clip)?;
         stochastic_round(&exact, param, RandomSequence::new(rounding_seed, index as u64))
     }
 
-    /// Changes the parameters of a range.
+    /// Changes the parameters of a range, with a factor of their own on the learning rate.
     fn step_range(
         &mut self,
         range: Range<usize>,
         params: &mut [Tensor],
         gradients: &[Option<&Tensor>],
-        how: AdamW,
+        usual: AdamW,
+        rate_factor: f32,
         clip: &GradClip,
     ) -> Result<()> {
+        let how = AdamW { learning_rate: rate_factor * usual.learning_rate, ..usual };
         match self {
             Self::AdamW(state) => adamw(params, gradients, &mut state[range], how, Some(clip)),
             Self::AdamW8bit(state) => {
                 adamw_8bit(params, gradients, &mut state[range], how, Some(clip))
             }
-            Self::ScheduleFree(state) => state.step(range, params, gradients, how, clip),
+            Self::ScheduleFree(state) => state.step(range, params, gradients, [usual, how], clip),
             Self::Adafactor(AdafactorOptimizer { state, scale_parameter }) => {
                 let how = Adafactor { adamw: how, scale_parameter: *scale_parameter };
                 adafactor(params, gradients, &mut state[range], how, Some(clip))

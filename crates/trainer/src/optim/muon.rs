@@ -74,8 +74,9 @@ fn is_hidden_matrix(adapters: &Adapters) -> Vec<bool> {
     let values = adapters.params.values();
     let mut found = vec![false; values.len()];
     for layer in &adapters.layers {
-        found[layer.down.index()] = true;
-        found[layer.up.index()] = true;
+        for key in layer.factors.all() {
+            found[key.index()] = true;
+        }
     }
     for (name, key) in &adapters.full_params {
         let is_matrix = values[key.index()].shape().sizes().len() == 2;
@@ -92,6 +93,7 @@ mod tests {
 
     use super::*;
     use crate::model::adapter::AdaptedLayer;
+    use crate::model::adapter::factors::Factors;
 
     fn adapters(device: &Device, own: &[(&str, &[usize])]) -> Adapters {
         let mut adapters = Adapters::full();
@@ -121,7 +123,8 @@ mod tests {
         };
         let (down, up, magnitude) = (key(&[2, 4]), key(&[4, 2]), Some(key(&[4])));
         let module = "lm_head".into();
-        adapters.layers.push(AdaptedLayer { module, rank: 2, alpha: 2.0, down, up, magnitude });
+        let factors = Factors::Lora { down, up };
+        adapters.layers.push(AdaptedLayer { module, rank: 2, alpha: 2.0, factors, magnitude });
         assert_eq!(is_hidden_matrix(&adapters)[6..], [true, true, false]);
     }
 

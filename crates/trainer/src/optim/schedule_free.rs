@@ -81,16 +81,17 @@ impl ScheduleFreeAdamW {
         Ok(Self { state, weights: weights.transpose()?, read: None, beta, kept: None })
     }
 
-    /// Updates the parameters of a range.
+    /// Updates the parameters of a range. They may have a learning rate of their own beside the usual one, which alone
+    /// decides what a step counts in the average.
     pub fn step(
         &mut self,
         range: Range<usize>,
         params: &mut [Tensor],
         gradients: &[Option<&Tensor>],
-        how: AdamW,
+        [usual, how]: [AdamW; 2],
         clip: &GradClip,
     ) -> Result<()> {
-        let share = self.share(how)?;
+        let share = self.share(usual)?;
         schedule_free(params, gradients, &mut self.state[range], how, share, Some(clip))
     }
 
@@ -223,7 +224,7 @@ mod tests {
         for step in 1..=3 {
             let how = AdamW { step, betas: (0.8, 0.99), ..AdamW::default() };
             let all = params.values_mut().unwrap();
-            optimizer.step(0..1, all, &[Some(&gradient)], how, &clip).unwrap();
+            optimizer.step(0..1, all, &[Some(&gradient)], [how; 2], &clip).unwrap();
         }
         (params, optimizer)
     }

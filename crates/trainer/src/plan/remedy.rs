@@ -11,6 +11,8 @@ use crate::config::train::WeightDtype;
 use crate::config::{RunConfig, Switch};
 use crate::cost::nearest_fitting;
 use crate::error::{LimitRaise, Remedy, Result, TrainerError, typed_limit};
+use crate::model::adapter::AdapterForm;
+use crate::model::adapter::factors::LokrShape;
 use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
 use crate::task::traits::{SmallerTask, Task};
@@ -179,6 +181,10 @@ fn is_possible<T: Task>(
         ("base.dtype", _) => config.base.dtype == Dtype::F32,
         ("base.quantise_encoders", _) => dataset.n_texts > 0,
         ("adapter.kind", _) => !is_frozen && !config.base.random_init,
+        // Whole matrices have none.
+        ("adapter.rank", _) => !config.adapter.targets.iter().any(|target| {
+            matches!(target.form, AdapterForm::Lokr(LokrShape { is_full_matrix: true, .. }))
+        }),
         _ => true,
     };
     // A plan never chooses the adapter's keys, nor this one.

@@ -23,7 +23,7 @@ use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
-use crate::optim::{Ema, Optimizer, OptimizerShard, OptimizerStep, OuterOptimizer};
+use crate::optim::{Ema, Optimizer, OptimizerShard, OptimizerStep, OuterOptimizer, ParamGroups};
 
 /// How a checkpoint calls parameters, their EMA and the optimizer's state; an index follows.
 pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
@@ -133,7 +133,7 @@ impl<'a, T: Task> Session<'a, T> {
     ) -> Result<Self> {
         let mut adapters = match config.adapter.kind {
             AdapterKind::Full => Adapters::full_in(config.train.weight_dtype.dtype()),
-            AdapterKind::Lora | AdapterKind::Dora => {
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Loha | AdapterKind::Lokr => {
                 let from = seed(config.train.seed, Purpose::Adapters);
                 let AdapterConfig { targets, exclude, .. } = &config.adapter;
                 Adapters::random_init(targets.clone(), exclude.clone(), from)
@@ -288,8 +288,9 @@ impl<'a, T: Task> Session<'a, T> {
             let update = UpdateSettings { learning_rate: rate, applied, scale: norm.scale };
             let how = optimizer_step(self.config, update);
             let clip = GradClip { norm: norm.tensor.clone(), max_norm: max_norm(self.config) };
-            let (params, shard) = (&mut self.adapters.params, self.shard.as_ref());
-            self.optimizer.step(params, &self.gradients, how, &clip, shard)?;
+            let Adapters { params, rate_factors, .. } = &mut self.adapters;
+            let groups = ParamGroups { rate_factors, shard: self.shard.as_ref() };
+            self.optimizer.step(params, &self.gradients, how, &clip, groups)?;
             self.gradients.reset();
         }
         if let Some(ema) = self.ema.as_mut().filter(|_| norm.is_finite()) {
@@ -372,8 +373,11 @@ impl<'a, T: Task> Session<'a, T> {
         };
         let mut without = Vec::new();
         for layer in &self.adapters.layers {
-            // The first step's gradient of `down` is zero: `up` begins with zeros.
-            if !has_gradient(layer.up)? && !has_gradient(layer.down)? {
+            // In the first step those of some matrices are zero: what they are multiplied by begins with zeros.
+            let mut keys = layer.factors.all().copied();
+            if !keys
+                .try_fold(false, |found, key| Ok::<_, TrainerError>(found || has_gradient(key)?))?
+            {
                 without.push(layer.module.clone());
             }
         }
@@ -399,8 +403,7 @@ impl<'a, T: Task> Session<'a, T> {
                 module: &layer.module,
                 rank: layer.rank,
                 alpha: layer.alpha,
-                down: of(layer.down),
-                up: of(layer.up),
+                factors: layer.factors.map(|key| of(*key)),
                 magnitude: layer.magnitude.map(of),
             });
             let (layers, task) = (layers.collect::<Vec<_>>(), session.task);
@@ -415,8 +418,9 @@ impl<'a, T: Task> Session<'a, T> {
             names.insert(parameter_key(key.index()), name);
         };
         for layer in &self.adapters.layers {
-            add(layer.down, format!("{}.lora_A.weight", layer.module));
-            add(layer.up, format!("{}.lora_B.weight", layer.module));
+            for (name, key) in layer.factors.named(["lora_A.weight", "lora_B.weight"]) {
+                add(*key, format!("{}.{name}", layer.module));
+            }
             if let Some(magnitude) = layer.magnitude {
                 add(magnitude, format!("{}.lora_magnitude_vector", layer.module));
             }

@@ -216,7 +216,15 @@ fn tried(last: u64) -> impl Iterator<Item = u64> {
 /// Runs the loop once for each allocation that is tried, which fails. `check` gets the state without and with
 /// the failure, and the events.
 fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec<u8>)], &[Event])) {
-    with_run(set, |run, log| {
+    refuse_each_of(JOB, set, check);
+}
+
+fn refuse_each_of(
+    job: &str,
+    set: &[&str],
+    check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec<u8>)], &[Event]),
+) {
+    with_job(job, set, |run, log| {
         let (levels, start) = (run.pacing.levels.clone(), state(run));
         let before = run.device.n_allocations();
         run.train_loop().unwrap();
@@ -244,6 +252,16 @@ fn fallbacks(events: &[Event]) -> Vec<(BatchSettings, BatchSettings)> {
         }
     }
     all
+}
+
+/// Adapters that are computed by several ops.
+#[test]
+fn a_failed_allocation_changes_no_bit_of_loha_and_lokr() {
+    let job = JOB.replace("dropout = 0.1\n", "");
+    for kind in ["adapter.kind=loha", "adapter.kind=lokr"] {
+        let set = SINGLE.map(|key| if key == "adapter.kind=dora" { kind } else { key });
+        refuse_each_of(&job, &set, |whole, refused, _| assert!(whole == refused, "{kind}"));
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use self::models::{VaePair, VerifiableModel};
 use self::reference_data::ReferenceData;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, TargetModule};
-use crate::model::adapter::{Adapters, LoraWeights};
+use crate::model::adapter::{Adapters, LayerWeights};
 use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::diffusion::denoiser;
 use crate::model::diffusion::family::DiffusionFamily;
@@ -228,7 +228,7 @@ impl Verifier<'_> {
     fn given<M: VerifiableModel>(
         &self,
         build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
-    ) -> Result<HashMap<String, LoraWeights>> {
+    ) -> Result<HashMap<String, LayerWeights>> {
         let Some(path) = self.adapter else { return self.golden.adapter() };
         let mut file = AdapterFile::open(path)?;
         let modules = TargetModule::from_specs(&tensor_specs(build)?, self.layouts);
@@ -258,7 +258,7 @@ impl Verifier<'_> {
     fn adapted<M: VerifiableModel>(
         &self,
         files: &WeightFiles<'_>,
-        given: HashMap<String, LoraWeights>,
+        given: HashMap<String, LayerWeights>,
         build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
     ) -> Result<Vec<Comparison>> {
         let mut adapters = Adapters::loaded(given);
@@ -300,9 +300,8 @@ impl Verifier<'_> {
     fn gradients(&self, adapters: &Adapters, gradients: &Gradients) -> Result<Vec<Comparison>> {
         let mut found = Vec::new();
         for layer in &adapters.layers {
-            let keys = [("A", Some(layer.down)), ("B", Some(layer.up)), ("M", layer.magnitude)];
-            for (letter, key) in keys {
-                let Some(key) = key else { continue };
+            let named = layer.factors.named(["A", "B"]).into_iter().map(|(name, key)| (name, *key));
+            for (letter, key) in named.chain(layer.magnitude.map(|key| ("M", key))) {
                 let name = format!("grad.{}.{letter}", layer.module);
                 let (_, expected) = self.golden.floats(&name)?;
                 // A parameter that nothing depends on has none.

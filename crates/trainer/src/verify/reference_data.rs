@@ -7,7 +7,7 @@ use weights::load::{LoadOptions, LoadRequest, load, load_f32};
 use weights::{Catalog, TensorEncoding};
 
 use crate::error::Result;
-use crate::model::adapter::LoraWeights;
+use crate::model::adapter::LayerWeights;
 use crate::model::diffusion::denoiser::Denoiser;
 
 /// The reference data.
@@ -134,7 +134,7 @@ impl ReferenceData {
         self.sizes.iter().map(image).collect()
     }
 
-    pub fn adapter(&self) -> Result<HashMap<String, LoraWeights>> {
+    pub fn adapter(&self) -> Result<HashMap<String, LayerWeights>> {
         let names = self.catalog.tensors.iter().filter_map(|tensor| {
             tensor.name.strip_prefix("lora.").and_then(|name| name.strip_suffix(".A"))
         });
@@ -145,10 +145,8 @@ impl ReferenceData {
             let magnitude =
                 if self.has(&magnitude) { Some(self.floats(&magnitude)?.1) } else { None };
             let rank = sizes[0];
-            Ok((
-                module.to_owned(),
-                LoraWeights { rank, alpha: 2.0 * rank as f32, down, up, magnitude },
-            ))
+            let given = LayerWeights::lora(rank, 2.0 * rank as f32, down, up);
+            Ok((module.to_owned(), given.with_magnitude(magnitude)))
         };
         names.map(given).collect()
     }

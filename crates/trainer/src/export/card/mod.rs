@@ -191,9 +191,13 @@ pub fn render(facts: &ModelCard) -> String {
 }
 
 fn kind(facts: &ModelCard) -> &'static str {
-    let is_dora =
-        facts.settings.iter().any(|(key, value)| key == "adapter.kind" && value == "\"dora\"");
-    if is_dora { "DoRA" } else { "LoRA" }
+    let kind = facts.settings.iter().find(|(key, _)| key == "adapter.kind");
+    match kind.map(|(_, value)| value.as_str()) {
+        Some("\"dora\"") => "DoRA",
+        Some("\"loha\"") => "LoHa",
+        Some("\"lokr\"") => "LoKr",
+        _ => "LoRA",
+    }
 }
 
 fn front_matter(facts: &ModelCard) -> String {

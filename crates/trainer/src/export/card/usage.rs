@@ -52,8 +52,12 @@ impl ImageUsage {
 /// The section "Use it".
 pub fn usage(facts: &ModelCard) -> String {
     let mut out = String::from("## Use it\n\n");
-    if let (Some(file), Some(image_usage)) = (facts.file_for("diffusers"), &facts.usage) {
-        out += &diffusers(facts, image_usage, file);
+    if let Some(image_usage) = &facts.usage {
+        if let Some(file) = facts.file_for("diffusers") {
+            out += &diffusers(facts, image_usage, &AdapterLoading::by_diffusers(file));
+        } else if let Some(folder) = facts.file_for("peft") {
+            out += &diffusers(facts, image_usage, &AdapterLoading::by_peft(folder));
+        }
     }
     if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
         out += &peft(facts, file);
@@ -76,9 +80,36 @@ pub fn usage(facts: &ModelCard) -> String {
     out
 }
 
-fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
+/// How a pipeline of diffusers gets an adapter.
+struct AdapterLoading {
+    import: &'static str,
+    line: String,
+}
+
+impl AdapterLoading {
+    fn by_diffusers(file: &Path) -> Self {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
+        let (folder, name) = (python(&folder), python(&name));
+        Self {
+            import: "",
+            line: format!("pipeline.load_lora_weights({folder}, weight_name={name})"),
+        }
+    }
+
+    /// For what diffusers has no form of its own for.
+    fn by_peft(folder: &Path) -> Self {
+        let folder = python(&folder.display().to_string());
+        Self {
+            import: "from peft import PeftModel\n",
+            line: format!(
+                "pipeline.transformer = PeftModel.from_pretrained(pipeline.transformer, {folder})"
+            ),
+        }
+    }
+}
+
+fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, adapter: &AdapterLoading) -> String {
     let (base, load) = (facts.base_name(), loading(facts, image_usage));
     let (class, model) = (image_usage.family.pipelines[0], image_usage.family.transformer);
     let (import, transformer) =
@@ -108,15 +139,15 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, file: &Path) -> String
     let output = family.pipeline_output;
     let arguments = [image_arguments(&references), call_arguments(image_usage)].concat();
     format!(
-        "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n{utils}\n\
+        "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n{utils}{}\n\
          device = \"cuda\" if torch.cuda.is_available() else \"cpu\"\n\
          {transformer}\
          pipeline = {class}.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
-         pipeline.load_lora_weights({}, weight_name={})\n\
+         {}\n\
          {made} = pipeline.to(device)(\n    {},\n    {}).{output}[0]\n\
          {save}\n```\n\n",
-        python(&folder),
-        python(&name),
+        adapter.import,
+        adapter.line,
         python(facts.prompt()),
         arguments.join(", ")
     )

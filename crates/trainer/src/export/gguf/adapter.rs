@@ -11,7 +11,8 @@ use weights::load::load_f32;
 use super::architecture;
 use crate::error::{Result, TrainerError};
 use crate::export::kept_if_equal;
-use crate::model::adapter::LoraWeights;
+use crate::model::adapter::LayerWeights;
+use crate::model::adapter::factors::{AdapterMatrix, Factors};
 use crate::model::llama::LlamaConfig;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::names;
@@ -27,7 +28,16 @@ pub fn write_adapter(base: &LanguageModel, name: &str, out: &Path) -> Result<usi
     }
     let (mut tensors, mut values) = (Vec::new(), Vec::new());
     for (module, layer) in &layers {
-        for (tensor, numbers) in matrices(&base.config, module, layer) {
+        let Factors::Lora { down, up } = &layer.factors else {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "a {} has no form in GGUF, which knows LoRA alone",
+                    layer.factors.form_name()
+                ),
+                hint: "merge it: `hearth export --merge`, then `hearth convert` the folder to GGUF",
+            });
+        };
+        for (tensor, numbers) in matrices(&base.config, module, down, up) {
             tensors.push(tensor);
             values.push(numbers);
         }
@@ -47,37 +57,34 @@ pub fn write_adapter(base: &LanguageModel, name: &str, out: &Path) -> Result<usi
 fn matrices(
     config: &LlamaConfig,
     module: &str,
-    layer: &LoraWeights,
+    down: &AdapterMatrix,
+    up: &AdapterMatrix,
 ) -> [(GgufTensor, Vec<f32>); 2] {
     let weight = format!("{module}.weight");
-    let (key, [n_out, n_in]) = (names::gguf_name(&weight), layer.sizes());
+    let (key, rank) = (names::gguf_name(&weight), down.rows);
     let tensor = |end: &str, shape: [usize; 2]| GgufTensor {
         name: format!("{key}.{end}"),
         shape: shape.map(|size| size as u64).into(),
         format: GgufFormat::F32,
     };
-    let mut up = layer.up.clone();
+    let mut stored = up.values.clone();
     if names::is_permuted(config, &weight) {
-        let rows = layer.up.chunks(layer.rank).enumerate();
-        for (row, numbers) in rows {
-            let at = names::stored_row(row, config.head_dim) * layer.rank;
-            up[at..at + layer.rank].copy_from_slice(numbers);
+        for (row, numbers) in up.values.chunks(rank).enumerate() {
+            let at = names::stored_row(row, config.head_dim) * rank;
+            stored[at..at + rank].copy_from_slice(numbers);
         }
     }
-    [
-        (tensor("lora_a", [layer.rank, n_in]), layer.down.clone()),
-        (tensor("lora_b", [n_out, layer.rank]), up),
-    ]
+    [(tensor("lora_a", down.sizes()), down.values.clone()), (tensor("lora_b", up.sizes()), stored)]
 }
 
 /// The file has one alpha, which each layer divides by its rank.
-fn shared_alpha<'a>(mut layers: impl Iterator<Item = &'a LoraWeights>) -> Option<f32> {
+fn shared_alpha<'a>(mut layers: impl Iterator<Item = &'a LayerWeights>) -> Option<f32> {
     let first = layers.next()?.alpha;
     layers.all(|layer| layer.alpha == first).then_some(first)
 }
 
 /// Without an alpha nothing is scaled: what differs between layers goes into B.
-fn bake_scales<'a>(layers: impl Iterator<Item = &'a LoraWeights>, values: &mut [Vec<f32>]) {
+fn bake_scales<'a>(layers: impl Iterator<Item = &'a LayerWeights>, values: &mut [Vec<f32>]) {
     for (layer, pair) in layers.zip(values.chunks_mut(2)) {
         pair[1].iter_mut().for_each(|value| *value *= layer.scale());
     }

@@ -170,7 +170,7 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
 #[test]
 fn an_adapter_fits_the_base_that_was_written() {
     use crate::export::language::write_merged;
-    use crate::model::adapter::LoraWeights;
+    use crate::model::adapter::LayerWeights;
 
     for (name, alphas) in [("llama", [2.0, 2.0]), ("qwen2", [2.0, 6.0])] {
         let mut base = LanguageModel::open(&golden(name)).unwrap();
@@ -179,7 +179,7 @@ fn an_adapter_fits_the_base_that_was_written() {
             let [n_out, n_in] = [weight.shape[0] as usize, weight.shape[1] as usize];
             let some = |n: usize| (0..n).map(|at| (at as f32 * 0.37).sin()).collect();
             let (down, up) = (some(rank * n_in), some(n_out * rank));
-            (module.to_owned(), LoraWeights { rank, alpha, down, up, magnitude: None })
+            (module.to_owned(), LayerWeights::lora(rank, alpha, down, up))
         };
         let modules =
             ["self_attn.q_proj", "mlp.down_proj"].map(|it| format!("model.layers.1.{it}"));

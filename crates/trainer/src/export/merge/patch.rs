@@ -1,16 +1,16 @@
-//! The merged rows of a matrix: W + s·B·A; for `DoRA` each row is then normalised and multiplied by its magnitude.
+//! The merged rows of a matrix: W + s·B·A, or what else an adapter's matrices make; for `DoRA` each row is then normalised and multiplied by its magnitude.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::MatrixPatches;
-use crate::model::adapter::{AdaptedComponent, LoraWeights};
+use crate::model::adapter::{AdaptedComponent, LayerWeights};
 use crate::model::tensor_piece::stored_rows;
 
 /// An adapter's matrices and the rows of a stored matrix they are for. Where q, k and v are stored
 /// as one, each of them has a patch of its own.
 pub struct MatrixPatch<'a> {
-    given: &'a LoraWeights,
+    given: &'a LayerWeights,
     /// In the stored matrix.
     rows: Range<usize>,
     /// The adapter's own row that belongs to the first of them.
@@ -52,19 +52,16 @@ pub fn apply_patches(
 
 impl<'a> MatrixPatch<'a> {
     /// For a matrix that is stored as it is.
-    pub fn for_whole(given: &'a LoraWeights) -> Self {
+    pub fn for_whole(given: &'a LayerWeights) -> Self {
         let [outputs, _] = given.sizes();
         Self { given, rows: 0..outputs, first: 0 }
     }
 
     fn add(&self, own: usize, row: &mut [f64]) {
-        let LoraWeights { rank, alpha, down, up, magnitude } = self.given;
+        let LayerWeights { rank, alpha, factors, magnitude } = self.given;
         let scale = f64::from(*alpha) / *rank as f64;
-        for (up, down) in up[own * rank..(own + 1) * rank].iter().zip(down.chunks(row.len())) {
-            let factor = scale * f64::from(*up);
-            for (sum, down) in row.iter_mut().zip(down) {
-                *sum += factor * f64::from(*down);
-            }
+        for (sum, added) in row.iter_mut().zip(factors.row(own)) {
+            *sum += scale * added;
         }
         if let Some(magnitude) = magnitude {
             let norm = row.iter().map(|value| value * value).sum::<f64>().sqrt();
@@ -80,9 +77,9 @@ impl<'a> MatrixPatch<'a> {
 mod tests {
     use super::*;
 
-    fn given(magnitude: Option<Vec<f32>>) -> LoraWeights {
+    fn given(magnitude: Option<Vec<f32>>) -> LayerWeights {
         // s·B·A = 2 · [1; -1] · [3 4] = [6 8; -6 -8].
-        LoraWeights { rank: 1, alpha: 2.0, down: vec![3.0, 4.0], up: vec![1.0, -1.0], magnitude }
+        LayerWeights::lora(1, 2.0, vec![3.0, 4.0], vec![1.0, -1.0]).with_magnitude(magnitude)
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Adapters (LoRA, DoRA): small trained matrices beside frozen ones; or a full fine-tune of all weights.
+//! Adapters (LoRA, DoRA, LoHa, LoKr): small trained matrices beside frozen ones; or a full fine-tune of all weights.
 //! Which layers get one is decided by name while the model is built; a model's own code knows nothing
 //! of them.
 
+pub mod factors;
 pub mod names;
 pub mod read;
 
@@ -12,6 +13,7 @@ use compute::ops::row_norms;
 use compute::{Device, Dtype, ParamKey, Params, RandomSequence, Tag, Tape, Tensor, Var};
 use weights::Catalog;
 
+use self::factors::{AdapterMatrix, Factors, LokrFactor, LokrShape};
 use self::read::Component;
 use super::build::WeightTensor;
 use super::files::CheckpointLayout;
@@ -43,6 +45,8 @@ pub struct Adapters {
     pub layers: Vec<AdaptedLayer>,
     /// The tensors that a full fine-tune trains, by name.
     pub full_params: Vec<(String, ParamKey)>,
+    /// What the learning rate of each parameter is multiplied by, in their order; those beyond the last by one.
+    pub rate_factors: Vec<f32>,
     /// Trainable parameters that get no gradient: nothing depends on them.
     pub unused: Vec<String>,
     /// Layers that a target names but `exclude` removes.
@@ -63,7 +67,7 @@ enum AdapterInit {
         exclude: Vec<String>,
         seed: u64,
     },
-    Loaded(HashMap<String, LoraWeights>),
+    Loaded(HashMap<String, LayerWeights>),
 }
 
 /// New adapters for the layers that a pattern names.
@@ -78,29 +82,56 @@ pub struct AdapterTarget {
     pub alpha: f32,
     /// LoRA dropout: the share of a layer's input that the adapter does not see in training.
     pub dropout: f32,
-    /// Whether magnitudes are trained apart from directions (`DoRA`).
-    pub is_dora: bool,
+    /// Of what matrices it is made.
+    pub form: AdapterForm,
+    /// What its learning rate is multiplied by, and for B in addition (`LoRA`+).
+    pub rate_factors: [f32; 2],
 }
 
-/// A trained adapter.
+/// Forms of new adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterForm {
+    /// Two low-rank matrices.
+    Lora,
+    /// The same with magnitudes trained apart from directions (Liu et al., arXiv 2402.09353).
+    Dora,
+    /// The elementwise product of two low-rank matrices.
+    Loha,
+    /// A Kronecker product.
+    Lokr(LokrShape),
+}
+
+/// A trained adapter of a layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LoraWeights {
+pub struct LayerWeights {
     /// LoRA rank.
     pub rank: usize,
     /// LoRA alpha; the scale is alpha / rank.
     pub alpha: f32,
-    /// [rank, in]
-    pub down: Vec<f32>,
-    /// [out, rank]
-    pub up: Vec<f32>,
+    /// Its matrices.
+    pub factors: Factors<AdapterMatrix>,
     /// `[out]`, if it is a `DoRA`.
     pub magnitude: Option<Vec<f32>>,
 }
 
-impl LoraWeights {
+impl LayerWeights {
+    /// A `LoRA` of A [rank, in] and B [out, rank].
+    pub fn lora(rank: usize, alpha: f32, down: Vec<f32>, up: Vec<f32>) -> Self {
+        let (inputs, outputs) = (down.len() / rank, up.len() / rank);
+        let (down, up) =
+            (AdapterMatrix::new([rank, inputs], down), AdapterMatrix::new([outputs, rank], up));
+        Self { rank, alpha, factors: Factors::Lora { down, up }, magnitude: None }
+    }
+
+    /// The same with magnitudes.
+    #[must_use]
+    pub fn with_magnitude(self, magnitude: Option<Vec<f32>>) -> Self {
+        Self { magnitude, ..self }
+    }
+
     /// [out, in]
     pub fn sizes(&self) -> [usize; 2] {
-        [self.up.len() / self.rank, self.down.len() / self.rank]
+        self.factors.sizes()
     }
 
     /// LoRA scale.
@@ -108,14 +139,27 @@ impl LoraWeights {
         self.alpha / self.rank as f32
     }
 
+    /// The same with its scale in the values, if it is a `LoKr` of whole matrices.
+    pub fn with_baked_scale(&self) -> Option<Self> {
+        let Factors::Lokr { w1: LokrFactor::Full(w1), w2: w2 @ LokrFactor::Full(_) } =
+            &self.factors
+        else {
+            return None;
+        };
+        let values = w1.values.iter().map(|value| value * self.scale()).collect();
+        let w1 = LokrFactor::Full(AdapterMatrix::new(w1.sizes(), values));
+        let factors = Factors::Lokr { w1, w2: w2.clone() };
+        Some(Self { alpha: self.rank as f32, factors, ..self.clone() })
+    }
+
     /// Whether it adds nothing to the layer.
     pub fn is_zero(&self) -> bool {
-        self.up.iter().all(|value| *value == 0.0)
+        self.factors.all().any(|matrix| matrix.values.iter().all(|value| *value == 0.0))
     }
 
     /// Whether all of its values are finite.
     pub fn is_finite(&self) -> bool {
-        let all = [&self.down, &self.up].into_iter().chain(&self.magnitude).flatten();
+        let all = self.factors.all().map(|matrix| &matrix.values).chain(&self.magnitude).flatten();
         self.alpha.is_finite() && all.copied().all(f32::is_finite)
     }
 
@@ -123,12 +167,8 @@ impl LoraWeights {
     pub fn probe(&self) -> Vec<f32> {
         let [_, inputs] = self.sizes();
         let x: Vec<f64> = (1..=inputs).map(|index| (index as f64).cos()).collect();
-        let dot = |row: &[f32], x: &[f64]| -> f64 {
-            row.iter().zip(x).map(|(a, x)| f64::from(*a) * x).sum()
-        };
-        let narrow: Vec<f64> = self.down.chunks(inputs).map(|row| dot(row, &x)).collect();
         let scale = f64::from(self.alpha) / self.rank as f64;
-        self.up.chunks(self.rank).map(|row| (scale * dot(row, &narrow)) as f32).collect()
+        self.factors.apply(&x).into_iter().map(|value| (scale * value) as f32).collect()
     }
 }
 
@@ -146,7 +186,7 @@ pub enum AdapterFormat {
 }
 
 /// An adapter by the parts of a model it is for, layers in the order of their names.
-pub type AdapterWeights = Vec<(Component, BTreeMap<String, LoraWeights>)>;
+pub type AdapterWeights = Vec<(Component, BTreeMap<String, LayerWeights>)>;
 
 /// A part of a model on disk, and the adapter beside it.
 pub struct AdaptedComponent<'a> {
@@ -157,7 +197,7 @@ pub struct AdaptedComponent<'a> {
     /// How they call its tensors.
     pub layout: CheckpointLayout<'a>,
     /// The adapter by layer name; empty where there is none.
-    pub layers: &'a HashMap<String, LoraWeights>,
+    pub layers: &'a HashMap<String, LayerWeights>,
 }
 
 /// A layer with its adapter.
@@ -169,12 +209,17 @@ pub struct AdaptedLayer {
     pub rank: usize,
     /// LoRA alpha; the scale is alpha / rank.
     pub alpha: f32,
-    /// [rank, in]
-    pub down: ParamKey,
-    /// [out, rank]
-    pub up: ParamKey,
+    /// Its matrices.
+    pub factors: Factors<ParamKey>,
     /// `[out]`
     pub magnitude: Option<ParamKey>,
+}
+
+impl AdaptedLayer {
+    /// Its parameters.
+    pub fn keys(&self) -> impl Iterator<Item = ParamKey> {
+        self.factors.all().copied().chain(self.magnitude)
+    }
 }
 
 impl Adapters {
@@ -182,7 +227,9 @@ impl Adapters {
     pub(super) fn reads_weights(&self) -> bool {
         match &self.init {
             AdapterInit::Full { .. } => false,
-            AdapterInit::RandomInit { targets, .. } => targets.iter().any(|target| target.is_dora),
+            AdapterInit::RandomInit { targets, .. } => {
+                targets.iter().any(|target| target.form == AdapterForm::Dora)
+            }
             AdapterInit::Loaded(layers) => layers.values().any(|layer| layer.magnitude.is_some()),
         }
     }
@@ -199,7 +246,7 @@ impl Adapters {
     }
 
     /// These, by the names of their layers.
-    pub fn loaded(given: HashMap<String, LoraWeights>) -> Self {
+    pub fn loaded(given: HashMap<String, LayerWeights>) -> Self {
         Self::with(AdapterInit::Loaded(given))
     }
 
@@ -221,6 +268,7 @@ impl Adapters {
             params: Params::default(),
             layers,
             full_params: own,
+            rate_factors: Vec::new(),
             unused,
             excluded: left_out,
             modules,
@@ -257,7 +305,7 @@ impl Adapters {
         };
         let is_known = is_unused && exclude.iter().any(|pattern| pattern == UNUSED);
         // Programs that keep q, k and v in one matrix want the magnitudes of all three, or of none.
-        let is_left_out = is_known && !target.is_dora;
+        let is_left_out = is_known && target.form != AdapterForm::Dora;
         if is_left_out || exclude.iter().any(|pattern| name_matches(pattern, module)) {
             self.excluded.push(module.into());
             return true;
@@ -282,7 +330,7 @@ impl Adapters {
                 let target = targets.iter().find(|target| target.matches_module(module));
                 // Counts excluded layers too, so that the others are initialised the same without them.
                 let index = (self.layers.len() + self.excluded.len()) as u64;
-                let sequence = RandomSequence::new(*seed, index);
+                let sequence = InitSequence { seed: *seed, layer: index };
                 target
                     .map(|target| {
                         AdapterTensors::random_init(device, target, weight, sizes, sequence)
@@ -295,10 +343,11 @@ impl Adapters {
                 .transpose(),
             AdapterInit::Full { .. } => Ok(None),
         })?;
-        let Some(AdapterTensors { rank, alpha, dropout, down, up, magnitude }) = made else {
+        let Some(AdapterTensors { rank, alpha, dropout, factors, magnitude, rate_factors }) = made
+        else {
             return Ok(None);
         };
-        let (down, up) = (self.params.add(down), self.params.add(up));
+        let factors = factors.map(|matrix| self.params.add(matrix.clone()));
         let magnitude = magnitude
             .map(|(trained, norms)| DoraMagnitude { trained: self.params.add(trained), norms });
         // Norms of frozen weights are frozen too.
@@ -306,9 +355,26 @@ impl Adapters {
             norms.set_tag(Tag::Weights);
         }
         let trained = magnitude.as_ref().map(|magnitude| magnitude.trained);
-        let module = module.to_owned();
-        self.layers.push(AdaptedLayer { module, rank, alpha, down, up, magnitude: trained });
-        Ok(Some(LayerAdapter { down, up, scale: alpha / rank as f32, dropout, magnitude }))
+        let layer = AdaptedLayer {
+            module: module.to_owned(),
+            rank,
+            alpha,
+            factors: factors.clone(),
+            magnitude: trained,
+        };
+        self.set_rates(&layer, rate_factors);
+        self.layers.push(layer);
+        Ok(Some(LayerAdapter { factors, scale: alpha / rank as f32, dropout, magnitude }))
+    }
+
+    fn set_rates(&mut self, layer: &AdaptedLayer, [all, of_up]: [f32; 2]) {
+        self.rate_factors.resize(self.params.values().len(), 1.0);
+        for key in layer.keys() {
+            self.rate_factors[key.index()] = all;
+        }
+        if let Factors::Lora { up, .. } = &layer.factors {
+            self.rate_factors[up.index()] = all * of_up;
+        }
     }
 
     /// Checks that every target and every loaded adapter found its layer: one that is attached to nothing
@@ -421,44 +487,50 @@ struct AdapterTensors {
     rank: usize,
     alpha: f32,
     dropout: f32,
-    down: Tensor,
-    up: Tensor,
+    factors: Factors<Tensor>,
     /// With the row norms of the frozen matrix.
     magnitude: Option<(Tensor, Tensor)>,
+    rate_factors: [f32; 2],
 }
 
 impl AdapterTensors {
-    /// As the reference scripts initialise: `down` normal with std 1 / rank, `up` zeros, magnitudes the
-    /// row norms.
+    /// An adapter that changes nothing yet; magnitudes are the row norms.
     fn random_init(
         device: &Device,
         target: &AdapterTarget,
         weight: &WeightTensor,
-        [outputs, inputs]: [usize; 2],
-        sequence: RandomSequence,
+        sizes: [usize; 2],
+        sequence: InitSequence,
     ) -> Result<Self> {
-        let AdapterTarget { rank, alpha, dropout, .. } = *target;
-        let std = 1.0 / rank as f32;
+        let AdapterTarget { rank, mut alpha, dropout, form, rate_factors, .. } = *target;
         let norms =
             || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
-        let magnitude = target.is_dora.then(norms);
-        Ok(Self {
-            rank,
-            alpha,
-            dropout,
-            down: device.normal([rank, inputs], Dtype::F32, std, sequence)?,
-            up: device.zeros([outputs, rank], Dtype::F32)?,
-            magnitude: magnitude.transpose()?,
-        })
+        let magnitude = (form == AdapterForm::Dora).then(norms);
+        let (shapes, stds) = initial(form, rank, sizes);
+        let mut stds = stds.into_iter().enumerate();
+        let factors = shapes.try_map(|[rows, columns]| {
+            let (index, std) = stds.next().unwrap_or((0, InitStd::Zero));
+            let std = match std {
+                InitStd::Zero => return device.zeros([*rows, *columns], Dtype::F32),
+                InitStd::Normal(std) => std,
+                InitStd::Uniform => 1.0 / (3.0 * *columns as f32).sqrt(),
+            };
+            device.normal([*rows, *columns], Dtype::F32, std, sequence.of(index))
+        })?;
+        // Whole factors have no rank to be scaled by.
+        if let Factors::Lokr { w1: LokrFactor::Full(_), w2: LokrFactor::Full(_) } = factors {
+            alpha = rank as f32;
+        }
+        Ok(Self { rank, alpha, dropout, factors, magnitude: magnitude.transpose()?, rate_factors })
     }
 
     fn loaded(
         device: &Device,
-        given: &LoraWeights,
+        given: &LayerWeights,
         weight: &WeightTensor,
-        [outputs, inputs]: [usize; 2],
+        [outputs, _]: [usize; 2],
     ) -> Result<Self> {
-        let LoraWeights { rank, alpha, down, up, magnitude } = given;
+        let LayerWeights { rank, alpha, factors, magnitude } = given;
         let upload = |magnitude: &Vec<f32>| {
             Ok::<_, TrainerError>((device.upload([outputs], magnitude)?, row_norms(weight.into())?))
         };
@@ -466,9 +538,62 @@ impl AdapterTensors {
             rank: *rank,
             alpha: *alpha,
             dropout: 0.0,
-            down: device.upload([*rank, inputs], down)?,
-            up: device.upload([outputs, *rank], up)?,
+            factors: factors.try_map(|matrix| device.upload(matrix.sizes(), &matrix.values))?,
             magnitude: magnitude.as_ref().map(upload).transpose()?,
+            rate_factors: [1.0; 2],
         })
+    }
+}
+
+/// The random numbers of a layer.
+#[derive(Clone, Copy)]
+struct InitSequence {
+    seed: u64,
+    layer: u64,
+}
+
+impl InitSequence {
+    /// Those of its matrix at an index.
+    fn of(self, index: usize) -> RandomSequence {
+        RandomSequence::new(self.seed.wrapping_add(index as u64), self.layer)
+    }
+}
+
+/// How a matrix is initialised.
+#[derive(Clone, Copy)]
+enum InitStd {
+    Zero,
+    /// Normal with this standard deviation.
+    Normal(f32),
+    /// Normal with that of PyTorch's `kaiming_uniform_` with a = √5: 1 / √(3·columns).
+    Uniform,
+}
+
+/// The shapes of new matrices, and how each is initialised: `LoRA` as the reference scripts have it, the others as
+/// `LyCORIS` has them.
+fn initial(
+    form: AdapterForm,
+    rank: usize,
+    [outputs, inputs]: [usize; 2],
+) -> (Factors<[usize; 2]>, Vec<InitStd>) {
+    let pair = [[outputs, rank], [rank, inputs]];
+    match form {
+        AdapterForm::Lora | AdapterForm::Dora => (
+            Factors::Lora { down: pair[1], up: pair[0] },
+            vec![InitStd::Normal(1.0 / rank as f32), InitStd::Zero],
+        ),
+        AdapterForm::Loha => {
+            let stds = [InitStd::Normal(0.1), InitStd::Normal(1.0), InitStd::Zero];
+            (Factors::Loha { w1: pair, w2: pair }, [&stds[..], &stds[1..2]].concat())
+        }
+        AdapterForm::Lokr(shape) => {
+            let factors = shape.factors(rank, [outputs, inputs]);
+            // The last matrix of all is zeros.
+            let mut stds = vec![InitStd::Uniform; factors.all().count()];
+            if let Some(last) = stds.last_mut() {
+                *last = InitStd::Zero;
+            }
+            (factors, stds)
+        }
     }
 }

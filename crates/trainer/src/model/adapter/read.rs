@@ -10,7 +10,8 @@ use weights::catalog::INDEX_SUFFIX;
 use weights::load::load_f32;
 use weights::{Catalog, TensorInfo};
 
-use super::LoraWeights;
+use super::LayerWeights;
+use super::factors::{AdapterMatrix, Factors, HADA, LOKR, LokrFactor};
 use super::names::{EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
 use crate::error::{Result, TrainerError};
 use crate::model::build::{TensorRole, TensorSpec};
@@ -115,7 +116,7 @@ impl AdapterFile {
         component: Component,
         names: Option<EncoderNames>,
         modules: &[TargetModule],
-    ) -> Result<HashMap<String, LoraWeights>> {
+    ) -> Result<HashMap<String, LayerWeights>> {
         let mut taken = HashMap::new();
         for module in modules {
             if let Some(given) = self.find(component, names, module)? {
@@ -150,7 +151,7 @@ impl AdapterFile {
         component: Component,
         names: Option<EncoderNames>,
         module: &TargetModule,
-    ) -> Result<Option<LoraWeights>> {
+    ) -> Result<Option<LayerWeights>> {
         let own = stems(component, names, &module.name).into_iter().map(|stem| (stem, None));
         let theirs =
             module.layouts.iter().filter_map(|pieces| Some((&pieces.first()?.key, pieces)));
@@ -158,92 +159,217 @@ impl AdapterFile {
             original_stems(component, key).into_iter().map(move |stem| (stem, Some(&pieces[..])))
         });
         for (stem, pieces) in own.chain(theirs) {
+            let place = LayerPlace { component, module, stem, pieces };
             for [down, up] in LORA_SUFFIXES {
-                let names = [format!("{stem}{down}"), format!("{stem}{up}")];
+                let names = [down, up].map(|ending| format!("{}{ending}", place.stem));
                 if self.catalog.find(&names[0]).is_ok() {
-                    return self.read(component, module, &stem, names, pieces);
+                    return self.read_lora(&place, names);
                 }
+            }
+            if self.has(&place, HADA[0]) {
+                return self.read_loha(&place);
+            }
+            if LOKR[0][..2].iter().any(|name| self.has(&place, name)) {
+                return self.read_lokr(&place).map(Some);
             }
         }
         Ok(None)
     }
 
-    /// `None` for a layer whose rows of a fused adapter are zeros: it had none before the others were fused.
-    fn read(
-        &mut self,
-        component: Component,
-        module: &TargetModule,
-        stem: &str,
-        [down, up]: [String; 2],
-        pieces: Option<&[TensorPiece]>,
-    ) -> Result<Option<LoraWeights>> {
-        let [outputs, inputs] = module.sizes;
-        let (down, up) = (self.matrix(&down)?, self.matrix(&up)?);
-        let rank = down.rows;
-        let full = pieces.map_or(Some(outputs), |pieces| stored_rows(pieces, outputs));
-        let full = full.unwrap_or(outputs);
-        let shapes = ([down.rows, down.columns], [up.rows, up.columns]);
-        if shapes != ([rank, inputs], [full, rank]) || rank == 0 {
-            let (down, up) = shapes;
-            return Err(self.wrong(format!(
-                "{stem} has matrices {down:?} and {up:?}, the layer needs {:?} and {:?}",
-                [rank, inputs],
-                [full, rank]
-            )));
-        }
-        let scale = self.alpha(component, module, stem, rank)? / rank as f32;
-        if !scale.is_finite() && !self.takes_any {
-            return Err(self.wrong(format!("the alpha of {stem} is not finite")));
-        }
-        let mut given =
-            LoraWeights { rank, alpha: 0.0, down: down.values, up: Vec::new(), magnitude: None };
-        let whole = [TensorPiece::whole("")];
-        for piece in pieces.unwrap_or(&whole) {
-            let rows = piece.rows(full);
-            given.up.extend_from_slice(&up.values[rows.start * rank..rows.end * rank]);
-        }
-        given.magnitude = self.magnitude(stem, pieces.unwrap_or(&whole))?;
-        if given.is_zero() && given.magnitude.is_none() && up.values.iter().any(|b| *b != 0.0) {
-            return Ok(None);
-        }
-        given.alpha = scale * rank as f32;
-        let is_whole = full == outputs;
-        Ok(Some(if is_whole { given } else { without_zero_rank(given, inputs, scale) }))
+    fn has(&self, place: &LayerPlace<'_>, name: &str) -> bool {
+        self.catalog.find(&format!("{}.{name}", place.stem)).is_ok()
     }
 
-    /// alpha from the file: beside the matrices, or in the settings; else the rank.
-    fn alpha(
+    /// `None` for a layer whose rows of a fused adapter are zeros: it had none before the others were fused.
+    fn read_lora(
         &mut self,
-        component: Component,
-        module: &TargetModule,
-        stem: &str,
-        rank: usize,
-    ) -> Result<f32> {
-        let name = format!("{stem}.alpha");
+        place: &LayerPlace<'_>,
+        [down, up]: [String; 2],
+    ) -> Result<Option<LayerWeights>> {
+        let (down, up) = (self.matrix(&down)?, self.matrix(&up)?);
+        let rank = down.rows;
+        self.check_pair(place, &up, &down)?;
+        let scale = self.alpha(place, "lora_alpha", rank)? / rank as f32;
+        self.check_scale(place, scale)?;
+        let magnitude = self.magnitude(&place.stem, &place.rows())?;
+        let had_any = up.values.iter().any(|b| *b != 0.0);
+        let up = up.some_rows(place.own_rows());
+        let factors = Factors::Lora { down, up };
+        let given = LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude };
+        let is_zero = up_is_zero(&given);
+        if is_zero && given.magnitude.is_none() && had_any {
+            return Ok(None);
+        }
+        Ok(Some(if place.is_whole() { given } else { without_zero_rank(given) }))
+    }
+
+    fn read_loha(&mut self, place: &LayerPlace<'_>) -> Result<Option<LayerWeights>> {
+        let mut next = |name: &str| self.matrix(&format!("{}.{name}", place.stem));
+        let [a, b, c, d] = [next(HADA[0])?, next(HADA[1])?, next(HADA[2])?, next(HADA[3])?];
+        let rank = b.rows;
+        self.check_pair(place, &a, &b)?;
+        self.check_pair(place, &c, &d)?;
+        let scale = self.alpha(place, "alpha", rank)? / rank as f32;
+        self.check_scale(place, scale)?;
+        let magnitude = self.magnitude(&place.stem, &place.rows())?;
+        let [a, c] = [a, c].map(|matrix| matrix.some_rows(place.own_rows()));
+        let is_zero = |matrix: &AdapterMatrix| matrix.values.iter().all(|value| *value == 0.0);
+        if !place.is_whole() && is_zero(&a) && is_zero(&c) {
+            return Ok(None);
+        }
+        let factors = Factors::Loha { w1: [a, b], w2: [c, d] };
+        let given = LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude };
+        Ok(Some(if place.is_whole() { given } else { without_zero_rank(given) }))
+    }
+
+    fn read_lokr(&mut self, place: &LayerPlace<'_>) -> Result<LayerWeights> {
+        let [w1, w2] = [self.lokr_factor(place, LOKR[0])?, self.lokr_factor(place, LOKR[1])?];
+        let [[l, m], [k, n]] = [&w1, &w2].map(|w| w.sizes(AdapterMatrix::sizes));
+        let stem = &place.stem;
+        if [l * k, m * n] != [place.stored_rows(), place.module.sizes[1]] {
+            return Err(self.wrong(format!(
+                "{stem} has the Kronecker factors {:?} and {:?}, the layer needs a matrix {:?}",
+                [l, m],
+                [k, n],
+                [place.stored_rows(), place.module.sizes[1]]
+            )));
+        }
+        let rank = [&w1, &w2].into_iter().find_map(|w| match w {
+            LokrFactor::Full(_) => None,
+            LokrFactor::LowRank([_, b]) => Some(b.rows),
+        });
+        let scale = self.lokr_scale(place, rank)?;
+        self.check_scale(place, scale)?;
+        if self.magnitude(stem, &place.rows())?.is_some() {
+            let problem =
+                format!("{stem} is a LoKr with magnitudes (DoRA), which hearth does not have");
+            return Err(self.wrong(problem));
+        }
+        let w1 = self.own_groups(place, w1, k)?;
+        let rank = rank.unwrap_or(1);
+        let factors = Factors::Lokr { w1, w2 };
+        Ok(LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude: None })
+    }
+
+    /// A factor, whole or of low rank.
+    fn lokr_factor(
+        &mut self,
+        place: &LayerPlace<'_>,
+        [whole, a, b]: [&str; 3],
+    ) -> Result<LokrFactor<AdapterMatrix>> {
+        let mut next = |name: &str| self.matrix(&format!("{}.{name}", place.stem));
+        if let Ok(whole) = next(whole) {
+            return Ok(LokrFactor::Full(whole));
+        }
+        let [a, b] = [next(a)?, next(b)?];
+        if a.columns != b.rows || b.rows == 0 {
+            let (stem, a, b) = (&place.stem, a.sizes(), b.sizes());
+            return Err(
+                self.wrong(format!("{stem} has {a:?} and {b:?}, which cannot be multiplied"))
+            );
+        }
+        Ok(LokrFactor::LowRank([a, b]))
+    }
+
+    /// `LyCORIS` scales what has a rank; PEFT scales all.
+    fn lokr_scale(&mut self, place: &LayerPlace<'_>, rank: Option<usize>) -> Result<f32> {
+        let has_alpha = self.has(place, "alpha");
+        let of_config = || Some(self.setting(place, "r", "rank_pattern")? as usize);
+        let rank_of_config = rank.or_else(|| of_config().filter(|_| !has_alpha));
+        match rank_of_config {
+            Some(rank) => Ok(self.alpha(place, "alpha", rank)? / rank as f32),
+            None => {
+                self.claimed.insert(format!("{}.alpha", place.stem));
+                Ok(1.0)
+            }
+        }
+    }
+
+    /// The outer factor's rows that are the layer's own, where a file has several layers as one.
+    fn own_groups(
+        &self,
+        place: &LayerPlace<'_>,
+        w1: LokrFactor<AdapterMatrix>,
+        inner_rows: usize,
+    ) -> Result<LokrFactor<AdapterMatrix>> {
+        let rows: Vec<usize> = place.own_rows().collect();
+        let groups = rows.chunks(inner_rows);
+        let is_whole = |rows: &[usize]| {
+            rows.len() == inner_rows
+                && rows[0].is_multiple_of(inner_rows)
+                && rows.windows(2).all(|pair| pair[1] == pair[0] + 1)
+        };
+        if !groups.clone().all(is_whole) {
+            return Err(self.wrong(format!(
+                "{} is a LoKr of layers that hearth keeps apart, and its {inner_rows} rows of the inner factor cross \
+                 their borders; merge it into the base with the program that made it",
+                place.stem
+            )));
+        }
+        let own: Vec<usize> = groups.map(|rows| rows[0] / inner_rows).collect();
+        Ok(match w1 {
+            LokrFactor::Full(whole) => LokrFactor::Full(whole.some_rows(own)),
+            LokrFactor::LowRank([a, b]) => LokrFactor::LowRank([a.some_rows(own), b]),
+        })
+    }
+
+    /// Fails unless up·down has the shape of the layer, or of the layers that are stored as one.
+    fn check_pair(
+        &self,
+        place: &LayerPlace<'_>,
+        up: &AdapterMatrix,
+        down: &AdapterMatrix,
+    ) -> Result<()> {
+        let ([_, inputs], rank, full) = (place.module.sizes, down.rows, place.stored_rows());
+        let (down, up) = (down.sizes(), up.sizes());
+        if (down, up) == ([rank, inputs], [full, rank]) && rank > 0 {
+            return Ok(());
+        }
+        Err(self.wrong(format!(
+            "{} has matrices {down:?} and {up:?}, the layer needs {:?} and {:?}",
+            place.stem,
+            [rank, inputs],
+            [full, rank]
+        )))
+    }
+
+    fn check_scale(&self, place: &LayerPlace<'_>, scale: f32) -> Result<()> {
+        if scale.is_finite() || self.takes_any {
+            return Ok(());
+        }
+        Err(self.wrong(format!("the alpha of {} is not finite", place.stem)))
+    }
+
+    /// alpha from the file: beside the matrices, or in the settings by this key; else the rank.
+    fn alpha(&mut self, place: &LayerPlace<'_>, key: &str, rank: usize) -> Result<f32> {
+        let name = format!("{}.alpha", place.stem);
         if self.catalog.find(&name).is_ok() {
-            let LoraMatrix { values, .. } = self.matrix(&name)?;
+            let AdapterMatrix { values, .. } = self.matrix(&name)?;
             return Ok(values.first().copied().unwrap_or(rank as f32));
         }
-        let Some(config) = &self.config else { return Ok(rank as f32) };
-        let get = |key: &str| {
-            config.get(format!("{}.{key}", component.folder())).or_else(|| config.get(key))
-        };
-        let of_layer = |patterns: &Value| {
-            let patterns = patterns.as_object()?;
-            let fits = |pattern: &&String| {
-                module
-                    .name
-                    .strip_suffix(pattern.as_str())
-                    .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            };
-            patterns.keys().find(fits).and_then(|pattern| patterns[pattern].as_f64())
-        };
-        let own = get("alpha_pattern").and_then(of_layer);
-        let alpha = own.or_else(|| get("lora_alpha").and_then(Value::as_f64));
+        let alpha = self.setting(place, key, "alpha_pattern");
         let alpha = alpha.map_or(rank as f32, |alpha| alpha as f32);
         // Rank-stabilised: divided by √rank where others divide by the rank.
-        let is_stabilised = get("use_rslora").and_then(Value::as_bool) == Some(true);
+        let is_stabilised =
+            self.of_config(place, "use_rslora").and_then(Value::as_bool) == Some(true);
         Ok(if is_stabilised { alpha * (rank as f32).sqrt() } else { alpha })
+    }
+
+    fn of_config(&self, place: &LayerPlace<'_>, key: &str) -> Option<&Value> {
+        let config = self.config.as_ref()?;
+        config.get(format!("{}.{key}", place.component.folder())).or_else(|| config.get(key))
+    }
+
+    /// A number of the settings: the layer's own, or that of all.
+    fn setting(&self, place: &LayerPlace<'_>, key: &str, patterns: &str) -> Option<f64> {
+        let own = self.of_config(place, patterns).and_then(Value::as_object).and_then(|patterns| {
+            let fits = |pattern: &&String| {
+                let rest = place.module.name.strip_suffix(pattern.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            };
+            patterns.keys().find(fits).and_then(|pattern| patterns[pattern].as_f64())
+        });
+        own.or_else(|| self.of_config(place, key).and_then(Value::as_f64))
     }
 
     fn magnitude(&mut self, stem: &str, pieces: &[TensorPiece]) -> Result<Option<Vec<f32>>> {
@@ -256,7 +382,7 @@ impl AdapterFile {
         Ok(Some(pieces.iter().flat_map(part).collect()))
     }
 
-    fn matrix(&mut self, name: &str) -> Result<LoraMatrix> {
+    fn matrix(&mut self, name: &str) -> Result<AdapterMatrix> {
         let tensor = self.catalog.find(name)?;
         self.claimed.insert(name.to_owned());
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
@@ -267,7 +393,7 @@ impl AdapterFile {
             return Err(TrainerError::NotFinite { tensor: name.into(), n_lost, n, path });
         }
         // Adapters of 1x1 convolutions have two more dimensions.
-        Ok(LoraMatrix { rows, columns: tensor.numel() as usize / rows.max(1), values })
+        Ok(AdapterMatrix::new([rows, tensor.numel() as usize / rows.max(1)], values))
     }
 }
 
@@ -341,29 +467,69 @@ fn no_adapter(path: &Path) -> TrainerError {
     TrainerError::Request { problem, hint }
 }
 
-struct LoraMatrix {
-    rows: usize,
-    columns: usize,
-    values: Vec<f32>,
+/// A layer, and what a file calls it.
+struct LayerPlace<'a> {
+    component: Component,
+    module: &'a TargetModule,
+    stem: String,
+    /// Where it lies in what is stored, if that is not the layer itself.
+    pieces: Option<&'a [TensorPiece]>,
+}
+
+impl LayerPlace<'_> {
+    /// Rows of what is stored.
+    fn stored_rows(&self) -> usize {
+        let [outputs, _] = self.module.sizes;
+        self.pieces.and_then(|pieces| stored_rows(pieces, outputs)).unwrap_or(outputs)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.stored_rows() == self.module.sizes[0]
+    }
+
+    fn rows(&self) -> Vec<TensorPiece> {
+        self.pieces.map_or_else(|| vec![TensorPiece::whole("")], <[TensorPiece]>::to_vec)
+    }
+
+    /// The layer's rows among those that are stored, in its own order.
+    fn own_rows(&self) -> impl Iterator<Item = usize> {
+        let stored = self.stored_rows();
+        self.rows().into_iter().flat_map(move |piece| piece.rows(stored))
+    }
+}
+
+fn up_is_zero(given: &LayerWeights) -> bool {
+    let Factors::Lora { up, .. } = &given.factors else { return false };
+    up.values.iter().all(|value| *value == 0.0)
 }
 
 /// Of a fused qkv adapter, q, k and v each use only their own part of the rank; the rest of `up` is zeros,
 /// and computing it would be wasted.
-fn without_zero_rank(given: LoraWeights, inputs: usize, scale: f32) -> LoraWeights {
-    let LoraWeights { rank, down, up, magnitude, .. } = given;
-    let is_used = |index: &usize| up.iter().skip(*index).step_by(rank).any(|value| *value != 0.0);
-    let mut used: Vec<usize> = (0..rank).filter(is_used).collect();
+fn without_zero_rank(given: LayerWeights) -> LayerWeights {
+    let scale = given.scale();
+    let ups: Vec<&AdapterMatrix> = match &given.factors {
+        Factors::Lora { up, .. } => vec![up],
+        Factors::Loha { w1: [a, _], w2: [c, _] } => vec![a, c],
+        Factors::Lokr { .. } => return given,
+    };
+    let is_used = |index: &usize| {
+        ups.iter().any(|up| up.values.iter().skip(*index).step_by(up.columns).any(|v| *v != 0.0))
+    };
+    let mut used: Vec<usize> = (0..given.rank).filter(is_used).collect();
     if used.is_empty() {
         used.push(0);
     }
-    let of_row = |row: &[f32]| used.iter().map(|index| row[*index]).collect::<Vec<_>>();
-    LoraWeights {
-        rank: used.len(),
-        alpha: scale * used.len() as f32,
-        down: used.iter().flat_map(|i| down[i * inputs..(i + 1) * inputs].to_vec()).collect(),
-        up: up.chunks(rank).flat_map(of_row).collect(),
-        magnitude,
-    }
+    let down = |matrix: &AdapterMatrix| matrix.some_rows(used.iter().copied());
+    let up = |matrix: &AdapterMatrix| matrix.some_columns(&used);
+    let factors = match &given.factors {
+        Factors::Lora { down: a, up: b } => Factors::Lora { down: down(a), up: up(b) },
+        Factors::Loha { w1: [a, b], w2: [c, d] } => {
+            Factors::Loha { w1: [up(a), down(b)], w2: [up(c), down(d)] }
+        }
+        other @ Factors::Lokr { .. } => other.clone(),
+    };
+    let rank = used.len();
+    LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude: given.magnitude }
 }
 
 #[cfg(test)]

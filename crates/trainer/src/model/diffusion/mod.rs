@@ -43,7 +43,7 @@ use self::vae::{LatentShape, Vae};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
-use crate::model::adapter::{AdaptedComponent, AdapterWeights, Adapters, LoraWeights};
+use crate::model::adapter::{AdaptedComponent, AdapterWeights, Adapters, LayerWeights};
 use crate::model::build::Precision;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::{config, hub, kind};
@@ -61,7 +61,7 @@ pub struct Pipeline {
     /// The noise scheduler.
     pub schedule: FlowMatchScheduler,
     /// The transformer's adapter.
-    adapter: HashMap<String, LoraWeights>,
+    adapter: HashMap<String, LayerWeights>,
 }
 
 impl Pipeline {

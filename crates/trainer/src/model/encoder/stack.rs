@@ -12,7 +12,7 @@ use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
 use weights::{BytesDoneFn, Catalog, WeightsError};
 
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::{Adapters, LoraWeights};
+use crate::model::adapter::{Adapters, LayerWeights};
 use crate::model::build::{ModelBuilder, Precision};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
@@ -227,7 +227,7 @@ pub struct BlockwiseEncoder<'a, C> {
     /// In which dtypes it is held.
     pub precision: Precision,
     /// Adapters by layer.
-    pub adapter: &'a HashMap<String, LoraWeights>,
+    pub adapter: &'a HashMap<String, LayerWeights>,
     /// Called with the number of bytes read; returns whether to go on.
     pub tick: BytesDoneFn<'a>,
 }

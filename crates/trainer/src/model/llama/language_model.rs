@@ -15,7 +15,7 @@ use super::{Llama, LlamaConfig, gguf, names};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{Fingerprint, PartHashes};
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
-use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
+use crate::model::adapter::{AdaptedComponent, Adapters, LayerWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
 use crate::model::files::{self, WeightFiles};
 use crate::model::{component, config, hub, kind};
@@ -31,7 +31,7 @@ pub struct LanguageModel {
     /// Seed of a preset's random init.
     seed: u64,
     /// Its adapter.
-    adapter: HashMap<String, LoraWeights>,
+    adapter: HashMap<String, LayerWeights>,
 }
 
 impl LanguageModel {
@@ -167,12 +167,12 @@ impl LanguageModel {
     }
 
     /// Sets the adapter.
-    pub fn set_adapter(&mut self, layers: BTreeMap<String, LoraWeights>) {
+    pub fn set_adapter(&mut self, layers: BTreeMap<String, LayerWeights>) {
         self.adapter = layers.into_iter().collect();
     }
 
     /// The adapter by layer.
-    pub fn adapter(&self) -> BTreeMap<String, LoraWeights> {
+    pub fn adapter(&self) -> BTreeMap<String, LayerWeights> {
         self.adapter.clone().into_iter().collect()
     }
 

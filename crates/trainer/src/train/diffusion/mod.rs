@@ -38,11 +38,12 @@ use crate::cost::Cost;
 use crate::data::{Bucket, ReferenceSize, SampleSize};
 use crate::error::Result;
 use crate::event::{Event, EventSink, Phase};
-use crate::export::fuse::check_dora;
+use crate::export::check_form;
+use crate::export::fuse::{check_dora, check_lokr};
 use crate::export::{ExportedFile, export};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::read::{AdapterFile, Component};
-use crate::model::adapter::{AdapterFormat, Adapters};
+use crate::model::adapter::{AdapterForm, AdapterFormat, Adapters};
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
@@ -400,16 +401,25 @@ pub(super) fn prepare(
 
 /// Checks that every format of the job can hold the adapter.
 fn check_formats(config: &RunConfig, pipeline: &Pipeline) -> Result<()> {
-    let is_fused =
-        |format: &AdapterFormat| matches!(format, AdapterFormat::Kohya | AdapterFormat::Comfyui);
-    if config.adapter.kind != AdapterKind::Dora || !config.output.formats.iter().any(is_fused) {
+    let (formats, Some(target)) = (&config.output.formats, config.adapter.targets.first()) else {
         return Ok(());
+    };
+    for format in formats {
+        check_form(target.form, *format)?;
     }
+    let has = |wanted: &[AdapterFormat]| formats.iter().any(|format| wanted.contains(format));
     let base = &pipeline.transformer.config;
     let specs = base.tensor_specs()?;
     let modules = specs.iter().filter_map(|spec| spec.name.strip_suffix(".weight"));
     let adapted = modules.filter(|module| config.adapter.names(module));
-    check_dora(adapted, |module| base.original_module(module))
+    let original = |module: &str| base.original_module(module);
+    match target.form {
+        AdapterForm::Dora if has(&[AdapterFormat::Kohya, AdapterFormat::Comfyui]) => {
+            check_dora(adapted, original)
+        }
+        AdapterForm::Lokr(_) if has(&[AdapterFormat::Kohya]) => check_lokr(adapted, original),
+        _ => Ok(()),
+    }
 }
 
 /// Finds the images and plans the run.

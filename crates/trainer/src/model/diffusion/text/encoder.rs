@@ -13,7 +13,7 @@ use super::{EncodeCallbacks, EncoderLoading, EncodingOptions};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
-use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
+use crate::model::adapter::{AdaptedComponent, Adapters, LayerWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
 use crate::model::config::{Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
@@ -130,7 +130,7 @@ pub struct TextEncoder {
     pub(super) spec: TextEncoderSpec,
     pub(super) part: PipelinePart<EncoderConfig>,
     pub(super) tokenizer: TokenSource,
-    pub(super) adapter: HashMap<String, LoraWeights>,
+    pub(super) adapter: HashMap<String, LayerWeights>,
     /// None if prompts have no images.
     pub(super) vision: Option<PromptVision>,
 }

@@ -31,7 +31,7 @@ use super::denoiser::DenoiserConfig;
 use super::paths::{PartSearch, PartSource};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::AdapterFile;
-use crate::model::adapter::{AdaptedComponent, AdapterWeights, LoraWeights};
+use crate::model::adapter::{AdaptedComponent, AdapterWeights, LayerWeights};
 use crate::model::build::Precision;
 use crate::model::config::{self, Unsupported};
 use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
@@ -208,7 +208,7 @@ impl TextEncoders {
     }
 
     /// Sets the adapter of the encoder at a position, if there is one.
-    pub fn set_adapter(&mut self, position: u8, layers: HashMap<String, LoraWeights>) {
+    pub fn set_adapter(&mut self, position: u8, layers: HashMap<String, LayerWeights>) {
         let mut all = self.slots.iter_mut().filter_map(|slot| slot.encoder.as_mut());
         if let Some(encoder) = all.find(|encoder| encoder.spec.position == position) {
             encoder.adapter = layers;
