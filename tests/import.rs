@@ -152,6 +152,57 @@ fn optimizers_are_taken_over() {
     }
 }
 
+/// LoKr, LoHa, rsLoRA and LoRA+ as each trainer sets them.
+#[test]
+fn adapters_are_taken_over() {
+    let lycoris = "{\"algo\": \"lokr\", \"linear_dim\": 10000, \"linear_alpha\": 1, \"factor\": 16,
+        \"apply_preset\": {\"target_module\": [\"Attention\", \"FeedForward\"]}}";
+    for (trainer, config, from, to, expected) in [
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            "type: \"lora\"",
+            "type: \"lokr\"\n        lokr_factor: 8",
+            &["kind = \"lokr\"", "factor = 8", "full_matrix = true"][..],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            "network_module = \"networks.lora_sd3\"",
+            "network_module = \"lycoris.kohya\"\nnetwork_args = ['algo=lokr', 'factor=8', 'decompose_both=True', 'rs_lora=True']",
+            &["kind = \"lokr\"", "factor = 8", "decompose_both = true", "rslora = true", "comfyui"],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            "network_module = \"networks.lora_sd3\"",
+            "network_module = \"networks.lora_sd3\"\nnetwork_args = ['loraplus_lr_ratio=16']",
+            &["loraplus_lr_ratio = 16"],
+        ),
+        (
+            "simple-tuner",
+            "flux.json",
+            "\"--lora_type\": \"standard\"",
+            "\"--lora_type\": \"lycoris\", \"--lycoris_config\": \"lycoris.json\"",
+            &["kind = \"lokr\"", "factor = 16", "full_matrix = true", "comfyui"],
+        ),
+        ("one-trainer", "flux.json", "{", "{\"peft_type\": \"LOHA\",", &["kind = \"loha\""]),
+    ] {
+        let folder = place(trainer);
+        fs::write(folder.path().join("lycoris.json"), lycoris).unwrap();
+        let path = folder.path().join(config);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{config} has no {from}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        let output = run(folder.path(), &["import", config, "--out", "job.toml"]);
+        assert!(output.status.success(), "{trainer}: {}", said(&output));
+        let job = fs::read_to_string(folder.path().join("job.toml")).unwrap();
+        for part in expected {
+            assert!(job.contains(part), "{trainer} {part}: {job}");
+        }
+    }
+}
+
 /// What a config with a change is refused with.
 fn refused(trainer: &str, config: &str, from: &str, to: &str) -> String {
     let folder = place(trainer);
@@ -179,8 +230,8 @@ fn what_cannot_be_imported_says_why() {
         &["`train.lr` of the config is \"fast\", accepted is a number"],
     );
     says(
-        &aitk("type: \"lora\"", "type: lokr"),
-        &["network.type = \"lokr\": hearth has LoRA and DoRA"],
+        &aitk("type: \"lora\"", "type: locon"),
+        &["network.type = \"locon\": hearth has LoRA, DoRA and LoKr"],
     );
     says(
         &aitk("optimizer: \"adamw8bit\"", "optimizer: automagic"),
@@ -214,7 +265,7 @@ fn what_cannot_be_imported_says_why() {
     );
     says(
         &refused("simple-tuner", "flux.json", "\"standard\"", "\"lycoris\""),
-        &["lora_type = \"lycoris\""],
+        &["`lycoris_config`"],
     );
     says(
         &refused("simple-tuner", "flux.json", "backends.json", "gone.json"),

@@ -191,7 +191,11 @@ fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
         None => mapping.set_default("adapter.kind", "lora", "network.type"),
         Some("lora") => mapping.set("adapter.kind", "lora", "network.type"),
         Some("dora") => mapping.set("adapter.kind", "dora", "network.type"),
-        Some(_) => mapping.refuse("network.type", "hearth has LoRA and DoRA"),
+        Some("lokr") => {
+            lokr(mapping)?;
+            return targets(mapping, family);
+        }
+        Some(_) => mapping.refuse("network.type", "hearth has LoRA, DoRA and LoKr"),
     }
     let from = if mapping.config.is_on("network.rank") { "network.rank" } else { "network.linear" };
     let rank = mapping.whole(from, "adapter.rank", 4)?;
@@ -206,6 +210,34 @@ fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
         mapping.set("adapter.dropout", dropout, "network.dropout");
     }
     targets(mapping, family)
+}
+
+/// Its inner factor is whole unless told otherwise, and has no rank then.
+fn lokr(mapping: &mut Mapping) -> Result<(), ImportError> {
+    mapping.set("adapter.kind", "lokr", "network.type");
+    if let Some(factor) = mapping.config.number("network.lokr_factor")?.filter(|it| *it > 0.0) {
+        mapping.set("adapter.factor", factor as u64, "network.lokr_factor");
+    }
+    let is_full = mapping.config.flag("network.lokr_full_rank")?;
+    if is_full.unwrap_or(true) {
+        mapping.set_or("adapter.full_matrix", is_full, true, "network.lokr_full_rank");
+        for key in ["network.linear", "network.linear_alpha", "network.rank", "network.alpha"] {
+            if mapping.config.peek(key).is_some() {
+                mapping.no_effect(key, "there neither, with `lokr_full_rank`");
+            }
+        }
+    } else {
+        let rank = mapping.whole("network.linear", "adapter.rank", 4)?;
+        mapping.set_default("adapter.alpha", rank, "alpha is always the rank");
+        if mapping.config.peek("network.linear_alpha").is_some() {
+            let why = "there neither: ai-toolkit trains transformers with alpha = rank";
+            mapping.no_effect("network.linear_alpha", why);
+        }
+    }
+    if mapping.config.is_on("network.dropout") {
+        mapping.differs("network.dropout", "hearth's LoKr has no dropout");
+    }
+    Ok(())
 }
 
 fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {

@@ -183,19 +183,27 @@ fn adapter(mapping: &mut Mapping, family: ForeignFamily, is_full: bool) -> Resul
         mapping.set_or("adapter.kind", typed, "full", "training_method");
         return Ok(());
     }
-    if !matches!(mapping.config.text("peft_type")?.as_deref(), None | Some("LORA")) {
-        mapping.refuse("peft_type", "hearth has LoRA and DoRA");
-    }
     let is_dora = mapping.config.flag("lora_decompose")? == Some(true);
-    let (kind, from) =
-        if is_dora { ("dora", "lora_decompose") } else { ("lora", "training_method") };
+    let (kind, from) = match mapping.config.text("peft_type")?.as_deref() {
+        Some("LOHA") => ("loha", "peft_type"),
+        other => {
+            if !matches!(other, None | Some("LORA")) {
+                mapping.refuse("peft_type", "hearth has OneTrainer's LoRA, DoRA and LoHa");
+            }
+            if is_dora { ("dora", "lora_decompose") } else { ("lora", "training_method") }
+        }
+    };
     mapping.set("adapter.kind", kind, from);
     mapping.whole("lora_rank", "adapter.rank", 16)?;
     mapping.number("lora_alpha", "adapter.alpha", 1.0)?;
     if let Some(dropout) =
         mapping.config.number("dropout_probability")?.filter(|dropout| *dropout > 0.0)
     {
-        mapping.set("adapter.dropout", dropout, "dropout_probability");
+        if kind == "loha" {
+            mapping.differs("dropout_probability", "hearth's LoHa has no dropout");
+        } else {
+            mapping.set("adapter.dropout", dropout, "dropout_probability");
+        }
     }
     targets(mapping, family)
 }
@@ -419,6 +427,8 @@ fn output(mapping: &mut Mapping, folder: Option<&str>, is_full: bool) -> Result<
         let name = match format.as_deref().unwrap_or_default() {
             name if name.contains("KOHYA") => "kohya",
             name if name.contains("COMFY") => "comfyui",
+            // diffusers has no form for it.
+            _ if mapping.value("adapter.kind").is_some_and(|kind| kind == "loha") => "comfyui",
             _ => "diffusers",
         };
         mapping.set_or(

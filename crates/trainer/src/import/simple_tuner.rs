@@ -2,6 +2,7 @@
 //! <https://github.com/bghira/SimpleTuner/tree/bc8e6ab77>: the field registry for defaults, `helpers/models` for targets.
 
 mod backends;
+mod lycoris;
 mod rules;
 
 use serde_json::{Map, Value};
@@ -180,8 +181,7 @@ fn adapter(mapping: &mut Mapping, family: ForeignFamily, is_full: bool) -> Resul
         return Ok(());
     }
     if mapping.config.text("lora_type")?.as_deref() == Some("lycoris") {
-        mapping.refuse("lora_type", "hearth has LoRA and DoRA, not LyCORIS");
-        return Ok(());
+        return lycoris::adapter(mapping);
     }
     let is_dora = mapping.config.flag("use_dora")? == Some(true);
     let from = if is_dora { "use_dora" } else { "model_type" };
@@ -428,7 +428,9 @@ fn output(mapping: &mut Mapping) -> Result<(), ImportError> {
     mapping.whole(from, "output.save_every", 500)?;
     mapping.whole("checkpoints_total_limit", "output.keep", 5)?;
     let is_comfy = mapping.config.text("lora_format")?.as_deref() == Some("comfyui");
-    let format = if is_comfy { "comfyui" } else { "diffusers" };
+    // What LyCORIS writes, ComfyUI reads.
+    let is_lycoris = mapping.value("adapter.kind").is_some_and(|it| it == "loha" || it == "lokr");
+    let format = if is_comfy || is_lycoris { "comfyui" } else { "diffusers" };
     if mapping.value("adapter.kind").is_some_and(|kind| kind != "full") {
         mapping.set_or(
             "output.formats",

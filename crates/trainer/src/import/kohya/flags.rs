@@ -68,12 +68,80 @@ pub(super) fn precision(mapping: &mut Mapping, is_full: bool) -> Result<(), Impo
 
 /// Rank and alpha, which is 1 if nothing is said.
 pub(super) fn network(mapping: &mut Mapping) -> Result<(), ImportError> {
-    mapping.whole("network_dim", "adapter.rank", 4)?;
-    mapping.number("network_alpha", "adapter.alpha", 1.0)?;
-    if let Some(dropout) = mapping.config.number("network_dropout")? {
-        mapping.set("adapter.dropout", dropout, "network_dropout");
+    let is_lycoris = lycoris(mapping)?;
+    if mapping.value("adapter.full_matrix").is_none() {
+        mapping.whole("network_dim", "adapter.rank", 4)?;
+        mapping.number("network_alpha", "adapter.alpha", 1.0)?;
+    }
+    if let Some(dropout) = mapping.config.number("network_dropout")?.filter(|it| *it > 0.0) {
+        if is_lycoris {
+            mapping.differs("network_dropout", "LyCORIS' LoHa and LoKr ignore it too");
+        } else {
+            mapping.set("adapter.dropout", dropout, "network_dropout");
+        }
+    }
+    let key = ["network_args.loraplus_lr_ratio", "network_args.loraplus_unet_lr_ratio"]
+        .into_iter()
+        .find(|key| mapping.config.peek(key).is_some());
+    if let Some(key) = key
+        && let Some(ratio) = mapping.config.number(key)?
+    {
+        mapping.set("adapter.loraplus_lr_ratio", ratio, key);
     }
     Ok(())
+}
+
+/// Whether a network module is one of LyCORIS' algorithms.
+pub(super) fn is_lycoris(module: &str) -> bool {
+    matches!(module, "lycoris.kohya" | "networks.loha" | "networks.lokr")
+}
+
+/// LyCORIS' algorithm and its settings; answers whether it is LoHa or LoKr.
+fn lycoris(mapping: &mut Mapping) -> Result<bool, ImportError> {
+    let module = mapping.config.text("network_module")?;
+    if !module.as_deref().is_some_and(is_lycoris) {
+        return Ok(false);
+    }
+    let algorithm = match module.as_deref() {
+        Some("networks.loha") => Some("loha".to_owned()),
+        Some("networks.lokr") => Some("lokr".to_owned()),
+        _ => mapping.config.text("network_args.algo")?,
+    };
+    let from = if mapping.config.peek("network_args.algo").is_some() {
+        "network_args.algo"
+    } else {
+        "network_module"
+    };
+    match algorithm.as_deref() {
+        // What LyCORIS does if nothing is said.
+        None | Some("lora" | "locon") => {}
+        Some(kind @ ("loha" | "lokr")) => mapping.set("adapter.kind", kind, from),
+        Some(_) => mapping.refuse(from, "hearth has LoRA, DoRA, LoHa and LoKr"),
+    }
+    if mapping.config.flag("network_args.rs_lora")? == Some(true) {
+        mapping.set("adapter.rslora", true, "network_args.rs_lora");
+    }
+    if mapping.config.is_on("network_args.dora_wd") {
+        mapping.refuse(
+            "network_args.dora_wd",
+            "hearth has DoRA of LoRA alone: adapter.kind = \"dora\"",
+        );
+    }
+    if algorithm.as_deref() == Some("lokr") {
+        let factor = mapping.config.number("network_args.factor")?;
+        if let Some(factor) = factor.filter(|factor| *factor > 0.0) {
+            mapping.set("adapter.factor", factor as u64, "network_args.factor");
+        }
+        for (from, key) in [
+            ("network_args.full_matrix", "adapter.full_matrix"),
+            ("network_args.decompose_both", "adapter.decompose_both"),
+        ] {
+            if mapping.config.flag(from)? == Some(true) {
+                mapping.set(key, true, from);
+            }
+        }
+    }
+    Ok(matches!(algorithm.as_deref(), Some("loha" | "lokr")))
 }
 
 /// How long, and in what batches.
@@ -178,7 +246,10 @@ pub(super) fn output(mapping: &mut Mapping, folder: Option<&str>) -> Result<(), 
         let from = "save_last_n_steps / save_every_n_steps";
         mapping.set("output.keep", (steps / every.max(1)).max(1), from);
     }
-    mapping.set_default("output.formats", vec!["kohya"], "its own format");
+    // q, k and v are one in kohya's files, and no Kronecker product.
+    let is_lokr = mapping.value("adapter.kind").is_some_and(|kind| kind == "lokr");
+    let format = if is_lokr { "comfyui" } else { "kohya" };
+    mapping.set_default("output.formats", vec![format], "its own format");
     for (from, key) in
         [("metadata_author", "output.author"), ("metadata_license", "output.license")]
     {

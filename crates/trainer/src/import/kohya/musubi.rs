@@ -10,7 +10,9 @@ use super::{DATASET, flags, timesteps};
 pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let program = mapping.config.text("program")?.unwrap_or_default();
     let module = mapping.config.text("network_module")?;
-    let name = module.clone().unwrap_or_else(|| program.clone());
+    // LyCORIS' modules are for all families.
+    let of_family = module.clone().filter(|module| !flags::is_lycoris(module));
+    let name = of_family.unwrap_or_else(|| program.clone());
     let family = match name.as_str() {
         name if name.contains("qwen_image") => ForeignFamily::QwenImage,
         name if name.contains("lora_flux") && !name.contains("flux_2") => ForeignFamily::Flux,

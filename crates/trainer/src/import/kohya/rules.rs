@@ -67,7 +67,8 @@ pub(super) const BOTH: &[KeyRule] = &[
     differs("preserve_distribution_shape", "all timesteps are trained"),
     differs(
         "scale_weight_norms network_args.rank_dropout network_args.module_dropout \
-         network_args.loraplus* network_args.ggpo_*",
+         network_args.loraplus* network_args.ggpo_* network_args.use_tucker network_args.use_scalar \
+         network_args.bypass_mode network_args.preset network_args.train_norm",
         "hearth's LoRA has rank, alpha and dropout",
     ),
     refused(

@@ -13,7 +13,9 @@ use super::{DATASET, flags, timesteps};
 pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let program = mapping.config.text("program")?.unwrap_or_default();
     let module = mapping.config.text("network_module")?;
-    let Some(family) = family(mapping, module.as_deref(), &program) else {
+    // LyCORIS' modules are for all families.
+    let of_family = module.as_deref().filter(|module| !flags::is_lycoris(module));
+    let Some(family) = family(mapping, of_family, &program) else {
         let from =
             if module.is_some() { "network_module" } else { "pretrained_model_name_or_path" };
         mapping.refuse(from, TRAINED);
