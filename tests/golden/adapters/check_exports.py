@@ -18,7 +18,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 1e-5
+# Merged weights are rounded to the format of the base, f16 in that of images.
+TOLERANCE = 5e-4
 IMAGE_BASE = HERE.parent / "sd3" / "pipeline"
 FORMS = {
     "loha": ["adapter.kind=loha", "adapter.rank=3", "adapter.rslora=true"],
@@ -35,7 +36,8 @@ dtype = 'f32'
 images = 'images'
 draw = 'neon'
 draw_count = 3
-resolution = 32
+resolution = 64
+bucket_step = 16
 [train]
 steps = 4
 [optimizer]
@@ -106,7 +108,7 @@ def text_output(model):
 def check(what, got, expected, plain):
     difference, change = apart(got, expected), apart(plain, expected)
     print(f"{what:32} differs by {difference:.1e}, the adapter changes {change:.1e}")
-    if difference > TOLERANCE or change < 100 * TOLERANCE:
+    if difference > TOLERANCE or change < 20 * TOLERANCE:
         sys.exit("too far apart, or an adapter without effect")
 
 
