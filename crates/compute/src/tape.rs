@@ -35,6 +35,8 @@ pub struct Tape<'m> {
     pub(crate) next_sequence: Cell<u64>,
     /// Whether recomputed blocks keep what attention gives.
     pub(crate) keeps_attention: bool,
+    /// Whether layers use their adapters.
+    has_adapters: bool,
     /// That of the block: from its first run on, for the second.
     pub(crate) kept_attention: RefCell<KeptAttention>,
 }
@@ -108,6 +110,18 @@ impl<'m> Tape<'m> {
         self
     }
 
+    /// For a look at the model without its adapters while they are trained: nothing is recorded.
+    #[must_use]
+    pub fn without_adapters(&self) -> Self {
+        let tape = Self::inference(&self.device, self.params, self.rng.seed);
+        Self { has_adapters: false, ..tape }
+    }
+
+    /// Whether layers use their adapters.
+    pub fn has_adapters(&self) -> bool {
+        self.has_adapters
+    }
+
     pub(crate) fn with(
         device: &Device,
         params: &'m Params,
@@ -130,6 +144,7 @@ impl<'m> Tape<'m> {
             rng: draws,
             next_sequence: Cell::new(0),
             keeps_attention: false,
+            has_adapters: true,
             kept_attention: RefCell::default(),
         }
     }

@@ -34,7 +34,7 @@ mod upsample;
 pub use activation::Activation;
 pub use attention::Attention;
 pub use conv::{Conv2d, Conv3d, ConvPadding};
-pub use cross_entropy::{IGNORE_INDEX, RowLosses};
+pub use cross_entropy::{IGNORE_INDEX, RowLosses, RowWeights};
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use khatri_rao::SharedAxis;

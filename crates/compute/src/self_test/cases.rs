@@ -329,6 +329,20 @@ fn tokens() -> Vec<SelfTestCase> {
             tape.cross_entropy(&v[0], &v[1], &words)
         })
         .slack(4.0),
+        SelfTestCase::new("weighted cross entropy", &[[6, 9].into(), [77, 9].into()], |tape, v| {
+            let words =
+                tape.device().upload([6], &[0u32, 76, 5, 5, crate::ops::IGNORE_INDEX, 40])?;
+            let weights = [0.5f32, -1.0, 2.0, 0.25, 0.0, -0.75];
+            tape.weighted_cross_entropy(&v[0], &v[1], &words, |rows| {
+                let loss = rows.iter().zip(weights).filter(|(_, weight)| *weight != 0.0);
+                let loss = loss.map(|(row, weight)| f64::from(weight) * row).sum();
+                Ok::<_, crate::ComputeError>(crate::ops::RowWeights {
+                    loss,
+                    weights: weights.into(),
+                })
+            })
+        })
+        .slack(4.0),
     ]
 }
 

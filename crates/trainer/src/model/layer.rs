@@ -102,7 +102,8 @@ impl LinearLayer {
         };
         let plain =
             Linear { bias, activation, onto, is_remat: is_recomputed, ..Linear::new(weight) };
-        let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
+        let adapter = self.adapter.as_ref().filter(|_| tape.has_adapters());
+        let Some(adapter) = adapter else { return tape.linear(x, plain) };
         let LayerAdapter { scale, dropout, .. } = *adapter;
         let (down, up) = match adapter.factors.map(|key| tape.param(*key)) {
             Factors::Lora { down, up } => (down, up),

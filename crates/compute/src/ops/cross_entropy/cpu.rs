@@ -88,6 +88,20 @@ pub fn logit_gradients(
     });
 }
 
+/// Multiplies each row of x by its weight.
+pub fn scale_rows(cpu: &CpuBackend, weights: &Tensor, x: &mut Tensor) {
+    let (width, weights) = (x.shape().width(), weights.data::<f32>());
+    with_real!(x.dtype(), T => {
+        cpu.par_rows(x.data_mut::<T>(), width, |first, rows| {
+            for (row, weight) in rows.chunks_exact_mut(width).zip(&weights[first..]) {
+                for number in row {
+                    *number = T::from_f32(weight * number.to_f32());
+                }
+            }
+        });
+    });
+}
+
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
     cpu: &CpuBackend,

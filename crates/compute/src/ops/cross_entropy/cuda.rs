@@ -45,6 +45,15 @@ pub fn logit_gradients(
     cuda.launch(&KERNELS, "logit_gradients", variant, LaunchConfig::per_element(packs), &arguments);
 }
 
+/// Multiplies each row of x by its weight.
+pub fn scale_rows(cuda: &CudaBackend, weights: &Tensor, x: &mut Tensor) {
+    let (n, width) = (x.shape().elements(), x.shape().width());
+    let p = pack(width, &[x]);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
+    let arguments = arguments![x, weights, n / p, width];
+    cuda.launch(&KERNELS, "scale_rows", variant, LaunchConfig::per_element(n / p), &arguments);
+}
+
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
     cuda: &CudaBackend,

@@ -41,6 +41,14 @@ pub fn logit_gradients(
     gpu.launch(&KERNELS, "logit_gradients", &GpuVariant::default(), singles(n), &arguments);
 }
 
+/// Multiplies each row of x by its weight.
+pub fn scale_rows(gpu: &GpuBackend, weights: &Tensor, x: &mut Tensor) {
+    let (n, width) = (x.shape().elements(), x.shape().width());
+    let variant = GpuVariant::of(&[x.dtype()]);
+    let arguments = arguments![weights, x, n, width];
+    gpu.launch(&KERNELS, "scale_rows", &variant, pairs(n), &arguments);
+}
+
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
     gpu: &GpuBackend,

@@ -57,6 +57,16 @@ KERNEL logit_gradients(X* logits, const u32* targets, const float* folds, u64 pa
     store(x, logits + at, 0);
 }
 
+// Multiplies each row by its weight. A thread for every P of a row.
+KERNEL scale_rows(X* x, const float* weights, u64 packs, u64 width) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
+    float a[P];
+    load(x + at, a);
+    for (int i = 0; i < P; i++) a[i] *= weights[at / width];
+    store(a, x + at, 0);
+}
+
 // A thread for every P elements.
 KERNEL add_scaled(const float* sums, const float* gradient, float share, X* to, u64 packs, int add) {
     u64 at = thread() * P;

@@ -48,6 +48,15 @@ kernel logit_gradients(logits: mut [f32], targets: [u32], folds: [f32], n: u32, 
     set_logits(thread, select(slope, 0.0, word == NONE));
 }
 
+// Multiplies each row by its weight. A thread for every two elements.
+kernel scale_rows(weights: [f32], x: mut [X], n: u32, width: u32) {
+    let at = 2u * thread;
+    if at >= p.n { return; }
+    let both = at + 1u < p.n;
+    let second = select(at, at + 1u, both);
+    set_x_pair(at, vec2<f32>(weights(at / p.width) * x(at), weights(second / p.width) * x(second)), both);
+}
+
 // A thread for every two elements.
 kernel add_scaled(sums: [f32], gradient: [f32], total: mut [X], n: u32, share: f32, add: u32) {
     let at = 2u * thread;

@@ -12,6 +12,13 @@
 //! gradient is only a factor. Recomputing the logits in backward was the alternative; it saves nothing, and
 //! takes a third more matmuls. Kept for backward: the gradients of x and
 //! of the weight, in f32, as far as they are wanted.
+//!
+//! Losses of whole texts, such as those of preferences, weigh the rows by what all rows came to:
+//!
+//! Σᵣ aᵣ·(log Σᵥ exp(xᵣ·wᵥ) - xᵣ·w(targetᵣ)) has the gradients, where the aᵣ are known only after the last row.
+//!
+//! The gradient of a row of x is then scaled afterwards. That of the weight sums over rows, so for a trained weight the
+//! logits are computed a second time.
 
 mod cpu;
 mod cuda;
@@ -64,6 +71,80 @@ impl Tape<'_> {
         targets: &Tensor,
     ) -> Result<(Var, RowLosses)> {
         self.cross_entropy_rows_by(self.logits_chunk(x, weight), x, weight, targets)
+    }
+
+    /// A loss of the rows' cross entropies, in nats: `weigh` gets them all and says what the loss is, and its derivative
+    /// by each of them. Those of rows of target [`IGNORE_INDEX`] mean nothing. On a meta device all are zero.
+    pub fn weighted_cross_entropy<E: From<ComputeError>>(
+        &self,
+        x: &Var,
+        weight: &Var,
+        targets: &Tensor,
+        weigh: impl FnOnce(&[f64]) -> std::result::Result<RowWeights, E>,
+    ) -> std::result::Result<Var, E> {
+        self.weighted_by(self.logits_chunk(x, weight), x, weight, targets, weigh)
+    }
+
+    fn weighted_by<E: From<ComputeError>>(
+        &self,
+        cut: LogitsChunkSize,
+        x: &Var,
+        weight: &Var,
+        targets: &Tensor,
+        weigh: impl FnOnce(&[f64]) -> std::result::Result<RowWeights, E>,
+    ) -> std::result::Result<Var, E> {
+        let op = self.begin_op("weighted_cross_entropy");
+        check(&op, x, weight, targets)?;
+        let n_rows = x.shape().rows();
+        let wanted = LossGradients::wanted(self, op.cx, x, weight)?;
+        let mut of_x = LossGradients { x: wanted.x, weight: None };
+        let mut of_weight = LossGradients { x: None, weight: wanted.weight };
+        let mut folds = op.workspace([n_rows, FOLD], Dtype::F32)?;
+        let all = LossRows {
+            x: x.tensor().reshape([n_rows, x.shape().width()]),
+            weight: table(&op, weight.tensor(), x.dtype())?,
+            targets: targets.reshape([n_rows]),
+        };
+        for range in chunks(n_rows, cut.rows) {
+            let rows = all.part(range.clone());
+            folds.with_range_mut(range.clone(), |folds| {
+                let pieces = rows.fold(&op, cut.columns, folds, of_x.is_any())?;
+                rows.backward(op.cx, range, pieces, folds, &mut of_x)
+            })?;
+        }
+        let losses = RowLosses { folds };
+        let RowWeights { loss, weights } = weigh(&losses.read()?)?;
+        let result = op.result(self.device().upload([], &[loss as f32])?);
+        if !of_x.is_any() && !of_weight.is_any() {
+            return Ok(result);
+        }
+        let weights = self.device().upload([n_rows], &weights)?;
+        if let Some(sum) = &mut of_x.x {
+            scale_rows(op.cx, &weights, sum);
+        }
+        if of_weight.is_any() {
+            let mut x = op.workspace(all.x.shape(), x.dtype())?;
+            convert(op.cx, &all.x, &mut x);
+            scale_rows(op.cx, &weights, &mut x);
+            for range in chunks(n_rows, cut.rows) {
+                let (rows, folds) = (all.part(range.clone()), losses.folds.narrow(range.clone()));
+                let pieces = rows.all_logits(&op, cut.columns)?;
+                let rows = LossRows { x: x.narrow(range.clone()), ..rows };
+                rows.backward(op.cx, range, pieces, &folds, &mut of_weight)?;
+            }
+        }
+        self.save_extra(&op);
+        let inputs = [x, weight].map(|var| (var.grad_target(), var.shape(), var.dtype()));
+        Ok(self.record(result, move |back, gradient| {
+            for (sum, (source, shape, dtype)) in [of_x.x, of_weight.weight].into_iter().zip(inputs)
+            {
+                let Some(sum) = sum else { continue };
+                let Some(mut slot) = back.slot_of(source, shape, dtype)? else { continue };
+                add_scaled(back.cx, &sum, &gradient, 1.0, &mut slot);
+                back.put(slot);
+            }
+            Ok(())
+        }))
     }
 
     fn logits_chunk(&self, x: &Var, weight: &Var) -> LogitsChunkSize {
@@ -132,6 +213,15 @@ impl Tape<'_> {
         });
         Ok((result, losses))
     }
+}
+
+/// A loss of all rows together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowWeights {
+    /// What it is.
+    pub loss: f64,
+    /// Its derivative by the cross entropy of each row.
+    pub weights: Vec<f32>,
 }
 
 /// The loss of each row, still on the device.
@@ -305,6 +395,16 @@ impl LossRows {
         Ok(pieces)
     }
 
+    /// All logits, piece by piece.
+    fn all_logits(&self, op: &Op<'_>, columns: usize) -> Result<Vec<LogitsChunk>> {
+        let pieces = chunks(self.weight.shape().rows(), columns);
+        pieces
+            .map(|columns| {
+                Ok(LogitsChunk { logits: self.logits(op.cx, columns.clone())?, columns })
+            })
+            .collect()
+    }
+
     /// x·weightᵀ for some of the vocabulary.
     fn logits(&self, cx: OpContext<'_>, columns: Range<usize>) -> Result<Tensor> {
         let (x, weight) = (&self.x, self.weight.narrow(columns));
@@ -365,6 +465,17 @@ impl LossRows {
             }
             Backend::Gpu(backend) => gpu::logit_gradients(backend, targets, folds, columns, logits),
         }
+    }
+}
+
+/// Multiplies each row of x by its weight.
+fn scale_rows(cx: OpContext<'_>, weights: &Tensor, x: &mut Tensor) {
+    cx.count("scale rows", x.shape().elements(), &[weights, x, x]);
+    match cx.backend() {
+        Backend::Meta => {}
+        Backend::Cpu(backend) => cpu::scale_rows(backend, weights, x),
+        Backend::Cuda(backend) => cuda::scale_rows(backend, weights, x),
+        Backend::Gpu(backend) => gpu::scale_rows(backend, weights, x),
     }
 }
 

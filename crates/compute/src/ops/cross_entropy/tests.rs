@@ -1,6 +1,6 @@
 //! The cross entropy against its formula.
 
-use super::{FEWEST_ROWS, IGNORE_INDEX, LOGITS, LOGITS_ON_GPU, LogitsChunkSize};
+use super::{FEWEST_ROWS, IGNORE_INDEX, LOGITS, LOGITS_ON_GPU, LogitsChunkSize, RowWeights};
 use crate::ops::gather::tests::gathered;
 use crate::testing::{Dual, Input, check, compare, device, recomputed};
 use crate::{
@@ -55,6 +55,47 @@ fn what_is_frozen_has_no_gradient() {
     // As in a model of rounded weights whose adapters compute in f32, and the other way round.
     check_loss(cut(4, 4), 4, x.clone().f32(), weight.clone());
     check_loss(cut(4, 4), 4, x, weight.f32());
+}
+
+/// A loss that is no sum of the rows', so that a row's weight depends on all of them: the square of a weighted sum.
+fn squared(losses: &[f64]) -> crate::Result<RowWeights> {
+    let counted = || losses.iter().zip(&TARGETS).zip(ROW_FACTORS);
+    let sum: f64 = counted()
+        .filter(|((_, target), _)| **target != IGNORE_INDEX)
+        .map(|((row, _), factor)| factor * row)
+        .sum();
+    let weights = ROW_FACTORS.map(|factor| (2.0 * sum * factor) as f32);
+    Ok(RowWeights { loss: sum * sum, weights: weights.into() })
+}
+
+const ROW_FACTORS: [f64; 6] = [0.5, -0.25, 1.0, 0.75, -0.5, 0.25];
+
+fn exact_squared(x: &[Dual], weight: &[Dual], width: usize) -> Dual {
+    let rows = x.chunks(width).zip(TARGETS).zip(ROW_FACTORS);
+    let rows = rows.filter(|((_, target), _)| *target != IGNORE_INDEX);
+    let sum: Dual =
+        rows.map(|((x, target), factor)| exact(x, weight, &[target], width) * factor).sum();
+    sum * sum
+}
+
+#[test]
+fn rows_are_weighed_by_what_all_of_them_came_to() {
+    let inputs = || [Input::normal([2, 3, 7], 1), Input::normal([9, 7], 2)];
+    let [x, weight] = inputs();
+    let frozen = [[x.clone().frozen(), weight.clone()], [x, weight.frozen()]];
+    for inputs in [inputs()].into_iter().chain(frozen) {
+        for (rows, columns) in [(64, 64), (6, 9), (4, 4), (1, 1)] {
+            check(
+                &inputs,
+                8.0,
+                &|tape, v| {
+                    let targets = tape.device().upload([2, 3], &TARGETS)?;
+                    tape.weighted_by(cut(rows, columns), &v[0], &v[1], &targets, squared)
+                },
+                &|v| vec![exact_squared(&v[0], &v[1], 7)],
+            );
+        }
+    }
 }
 
 #[test]
