@@ -1,3 +1,4 @@
 //! Training objectives (losses): one file per published rule.
 
 pub mod flow;
+pub mod preference;
