@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use trainer::TrainerError;
 use trainer::evaluate::{Evaluation, Question, read_questions};
 use trainer::model::llama::language_model::LanguageModel;
-use trainer::text::{HeldOut, TextDataRequest, TextDataset, Tokenizer};
+use trainer::text::{HeldOut, RecordKind, TextDataRequest, TextDataset, Tokenizer};
 use weights::hub::model_name;
 
 use super::device::{COMPUTER, DeviceArgs, FormatArgs, MemoryLimitArg};
@@ -133,6 +133,7 @@ fn open_texts(
     let folder = tempfile::tempdir()?;
     let request = TextDataRequest {
         path: path.clone(),
+        kind: RecordKind::Texts,
         follow_links: false,
         width: None,
         length,

@@ -150,7 +150,8 @@ pub enum TextFault {
     },
     /// Preference data: a chosen and a rejected answer.
     #[error(
-        "is a preference ({keys}), which hearth does not train on: keep the better answer, as messages or completion"
+        "is a preference ({keys}): learning from those takes preference.method, or keep the better answer, as \
+         completion or messages"
     )]
     Preference {
         /// The keys that show it.
@@ -165,6 +166,34 @@ pub enum TextFault {
         /// What it has.
         keys: Vec<String>,
     },
+    /// A record that is no preference, where those are learnt from.
+    #[error(
+        "has {}, expected {expected}",
+        if keys.is_empty() { "no keys".into() } else { format!("the keys {}", keys.join(", ")) }
+    )]
+    NoPreference {
+        /// What it has.
+        keys: Vec<String>,
+        /// What it should have.
+        expected: String,
+    },
+    /// A file without records, where preferences are learnt from.
+    #[error("has no records, expected JSON lines with {expected}")]
+    NoRecords {
+        /// What they should have.
+        expected: String,
+    },
+    /// A preference of which nothing but the prompt is within a sequence.
+    #[error("has {tokens} tokens, and its first {length} are all prompt: set text.length higher")]
+    PromptTooLong {
+        /// As many as there are.
+        tokens: usize,
+        /// Tokens of a sequence.
+        length: usize,
+    },
+    /// Two answers that are one and the same.
+    #[error("has the same answer as chosen and as rejected")]
+    SameAnswers,
     /// A value of the wrong type.
     #[error("has {key} that is {found}, expected {expected}")]
     Value {
@@ -262,6 +291,9 @@ impl TextFault {
             Self::Unclosed { .. } => "not closed",
             Self::Preference { .. } => "preferences",
             Self::Keys { .. } => "with unknown keys",
+            Self::NoPreference { .. } | Self::NoRecords { .. } => "no preferences",
+            Self::PromptTooLong { .. } => "with a prompt that fills the sequence",
+            Self::SameAnswers => "with two answers that are the same",
             Self::Value { .. } => "with a value of another kind",
             Self::Turn { .. } => "with turns out of order",
             Self::Unanswered { .. } => "without an answer",

@@ -151,7 +151,7 @@ impl Message {
         Self { role: "system".into(), content: content.into() }
     }
 
-    fn is_answer(&self) -> bool {
+    pub(super) fn is_answer(&self) -> bool {
         self.role == "assistant"
     }
 }

@@ -8,7 +8,7 @@ use super::read::{BLOCK_BYTES, TextBlock, between_words, without_bom};
 use super::record::{self, TextRecord, not_utf8};
 use super::source::TextForm;
 use super::tokenizer::{MaskedTokens, Tokenizer};
-use super::values;
+use super::{RecordKind, values};
 use crate::data::csv;
 use crate::data::fault::{FileSpan, TextFault};
 use crate::error::Result;
@@ -37,11 +37,12 @@ pub(super) struct TokenisedBlock {
 pub(super) struct BlockTokeniser<'a> {
     tokenizer: &'a Tokenizer,
     template: ChatTemplate,
+    kind: RecordKind,
 }
 
 impl<'a> BlockTokeniser<'a> {
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, template: tokenizer.chat_template() }
+    pub fn new(tokenizer: &'a Tokenizer, kind: RecordKind) -> Self {
+        Self { tokenizer, template: tokenizer.chat_template(), kind }
     }
 
     /// An error if the chat template cannot be used: what was left out for it is no fault of the texts.
@@ -56,6 +57,14 @@ impl<'a> BlockTokeniser<'a> {
             ..TokenisedBlock::default()
         };
         if block.bytes.is_empty() && !out.faults.is_empty() {
+            return out;
+        }
+        if self.kind != RecordKind::Texts && matches!(block.form, TextForm::Text | TextForm::Tokens)
+        {
+            if block.at.offset == 0 {
+                let expected = self.kind.expected().into();
+                out.faults.push((None, TextFault::NoRecords { expected }));
+            }
             return out;
         }
         match block.form {
@@ -94,7 +103,7 @@ impl<'a> BlockTokeniser<'a> {
         for (n_before, line) in (block.at.lines..).zip(bytes.split(|byte| *byte == b'\n')) {
             let line = line.trim_ascii_end();
             if !line.is_empty() {
-                self.put(record::read(line), block.form.at(n_before), out);
+                self.put(record::read(line, self.kind), block.form.at(n_before), out);
             }
         }
     }
@@ -103,7 +112,7 @@ impl<'a> BlockTokeniser<'a> {
         let mut rest = &block.bytes[..];
         for n_before in block.at.lines.. {
             let Some(value) = values::value(rest, block.is_last) else { break };
-            self.put(record::read(&rest[value.clone()]), block.form.at(n_before), out);
+            self.put(record::read(&rest[value.clone()], self.kind), block.form.at(n_before), out);
             rest = &rest[value.end..];
         }
     }
@@ -115,26 +124,47 @@ impl<'a> BlockTokeniser<'a> {
             let Some(row) = csv::read_row(rest, separator, block.is_last) else { break };
             rest = &rest[row.bytes..];
             if !row.is_blank() {
-                self.put(columns.record(row), block.form.at(n_before), out);
+                self.put(columns.record(row, self.kind), block.form.at(n_before), out);
             }
         }
     }
 
-    /// Adds a record's document, or why there is none.
+    /// Adds a record's documents, or why there are none.
     fn put(
         &self,
-        record: std::result::Result<TextRecord, TextFault>,
+        records: std::result::Result<Vec<TextRecord>, TextFault>,
         at: FileSpan,
         out: &mut TokenisedBlock,
     ) {
-        match record.and_then(|record| self.record(record)) {
-            Ok(document) => {
-                out.ids.extend(document.ids);
-                out.loss_mask.extend(document.mask);
-                out.ends.push(out.ids.len());
+        let documents = |records: Vec<TextRecord>| {
+            let documents = records.into_iter().map(|record| self.record(record));
+            documents.collect::<std::result::Result<Vec<_>, _>>()
+        };
+        let documents = records.and_then(documents).and_then(|documents| self.whole(documents));
+        match documents {
+            Ok(documents) => {
+                for document in documents {
+                    out.ids.extend(document.ids);
+                    out.loss_mask.extend(document.mask);
+                    out.ends.push(out.ids.len());
+                }
             }
             Err(fault) => out.faults.push((Some(at), fault)),
         }
+    }
+
+    /// That each document of a preference has something to compare: one that is left out would shift all behind it.
+    fn whole(
+        &self,
+        documents: Vec<MaskedTokens>,
+    ) -> std::result::Result<Vec<MaskedTokens>, TextFault> {
+        let is_answer = |document: &&MaskedTokens| document.mask.iter().skip(1).any(|is_in| *is_in);
+        let n_answers = documents.iter().filter(is_answer).count();
+        if n_answers < self.kind.n_answers() {
+            let why = "its answer has no token behind the prompt".into();
+            return Err(TextFault::Refused { why });
+        }
+        Ok(documents)
     }
 
     /// Tokens as they are; a document ends where the token says so. What has tokens of another
@@ -182,12 +212,16 @@ impl<'a> BlockTokeniser<'a> {
             TextRecord::Instruction { instruction, input, output } => {
                 self.record(self.instructed(instruction, &input, output))
             }
-            TextRecord::Conversation(messages) => {
+            TextRecord::Conversation { messages, n_prompt } => {
                 let conversation = self.template.conversation(&messages);
                 let conversation = conversation.map_err(|why| TextFault::Refused { why })?;
-                let marked =
-                    self.tokenizer.encode_masked(&conversation.text, &conversation.answers);
+                let n_before = messages[..n_prompt].iter().filter(|it| it.is_answer()).count();
+                let answers = conversation.answers.get(n_before..).unwrap_or_default();
+                let marked = self.tokenizer.encode_masked(&conversation.text, answers);
                 Ok(self.up_to_ends(marked.map_err(|error| refused(&error))?))
+            }
+            TextRecord::Label(is_desirable) => {
+                Ok(MaskedTokens { ids: vec![u32::from(is_desirable)], mask: vec![false] })
             }
         }
     }
@@ -209,7 +243,8 @@ impl<'a> BlockTokeniser<'a> {
             _ => format!("{instruction}\n\n{input}"),
         };
         let message = |role: &str, content| Message { role: role.into(), content };
-        TextRecord::Conversation(vec![message("user", question), message("assistant", output)])
+        let messages = vec![message("user", question), message("assistant", output)];
+        TextRecord::Conversation { messages, n_prompt: 0 }
     }
 
     /// A text of any length, in pieces whose tokens are those of the whole.

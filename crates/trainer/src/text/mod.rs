@@ -16,6 +16,7 @@ pub mod chat;
 mod encode;
 mod foreign;
 mod pack;
+pub mod preference;
 mod read;
 mod record;
 mod source;
@@ -65,6 +66,8 @@ pub const TOKENS_PHASE: &str = "texts";
 pub struct TextDataRequest {
     /// A file, or a folder of files.
     pub path: PathBuf,
+    /// What records say.
+    pub kind: RecordKind,
     /// Whether links in the folder may lead out of it.
     pub follow_links: bool,
     /// How wide tokens are in files of tokens that do not say so.
@@ -77,6 +80,36 @@ pub struct TextDataRequest {
     pub seed: u64,
     /// The cache.
     pub folder: PathBuf,
+}
+
+/// What the records of files say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// Texts to learn, each a document.
+    Texts,
+    /// A prompt with a chosen and a rejected answer: two documents.
+    Pairs,
+    /// A prompt with an answer, and whether people liked it: a document, and one whose only token is 1 or 0.
+    Labelled,
+}
+
+impl RecordKind {
+    /// Documents of a record that have an answer.
+    fn n_answers(self) -> usize {
+        match self {
+            Self::Texts => 0,
+            Self::Pairs => 2,
+            Self::Labelled => 1,
+        }
+    }
+
+    /// The keys of a preference.
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Texts | Self::Pairs => "prompt, chosen and rejected",
+            Self::Labelled => "prompt, completion and label",
+        }
+    }
 }
 
 /// The validation split.
@@ -147,24 +180,8 @@ impl TextDataset {
         tokenizer: &Tokenizer,
         on_progress: ProgressFn<'_>,
     ) -> Result<Self> {
-        check(request)?;
-        let folder = request.folder.join(VERSION);
-        let mut hashes = HashCache::open(folder.join("hashes.json"));
-        let parts = PartHashes::from([("the tokenizer".into(), tokenizer.fingerprint())]);
-        let mut opening = TextDatasetBuilder {
-            request,
-            tokenizer,
-            folder: &folder,
-            problems: Vec::new(),
-            n_files: 0,
-            parts,
-            on_progress,
-        };
-        let opened = opening.stores(&mut hashes);
-        hashes.save();
-        let (stores, whole) = opened?;
-        let fingerprint = Fingerprint { whole, parts: opening.parts };
-        let (problems, n_files) = (opening.problems, opening.n_files);
+        let OpenedTexts { stores, fingerprint, problems, n_files } =
+            OpenedTexts::open(request, tokenizer, on_progress)?;
         let (train, held_out) = divide(request, &stores, &problems)?;
         let (length, padding) = (request.length, tokenizer.eos().unwrap_or(0));
         Ok(Self { train, held_out, stores, problems, n_files, length, padding, fingerprint })
@@ -268,6 +285,43 @@ impl Sequence {
     }
 }
 
+/// The tokens of a request, and what was wrong with its files.
+struct OpenedTexts {
+    stores: Vec<TokenStore>,
+    fingerprint: Fingerprint,
+    problems: Vec<Problem>,
+    n_files: usize,
+}
+
+impl OpenedTexts {
+    /// Reads what was not read before.
+    fn open(
+        request: &TextDataRequest,
+        tokenizer: &Tokenizer,
+        on_progress: ProgressFn<'_>,
+    ) -> Result<Self> {
+        check(request)?;
+        let folder = request.folder.join(VERSION);
+        let mut hashes = HashCache::open(folder.join("hashes.json"));
+        let parts = PartHashes::from([("the tokenizer".into(), tokenizer.fingerprint())]);
+        let mut opening = TextDatasetBuilder {
+            request,
+            tokenizer,
+            folder: &folder,
+            problems: Vec::new(),
+            n_files: 0,
+            parts,
+            on_progress,
+        };
+        let opened = opening.stores(&mut hashes);
+        hashes.save();
+        let (stores, whole) = opened?;
+        let fingerprint = Fingerprint { whole, parts: opening.parts };
+        let TextDatasetBuilder { problems, n_files, .. } = opening;
+        Ok(Self { stores, fingerprint, problems, n_files })
+    }
+}
+
 /// A request being met.
 struct TextDatasetBuilder<'a> {
     request: &'a TextDataRequest,
@@ -319,7 +373,8 @@ impl TextDatasetBuilder<'_> {
         let vocabulary = tokenizer.vocab_size();
         let mut store = TokenStore::open(&folder, vocabulary, hashes, &tick, &mut self.problems)?;
         if store.at.source < sources.len() {
-            tokenise(&sources, self.request.width, tokenizer, &mut store, tell)?;
+            let TextDataRequest { width, kind, .. } = self.request;
+            tokenise(&sources, *width, *kind, tokenizer, &mut store, tell)?;
         }
         let problem = |(source, at, fault): &LeftOutRecord| {
             let kind = ProblemKind::Text { at: *at, fault: fault.clone() };
@@ -337,6 +392,11 @@ impl TextDatasetBuilder<'_> {
         let mut hasher = Hasher::new();
         field(&mut hasher, &TOKENS_VERSION.to_le_bytes());
         field(&mut hasher, self.tokenizer.fingerprint().as_bytes());
+        match self.request.kind {
+            RecordKind::Texts => {}
+            RecordKind::Pairs => field(&mut hasher, b"pairs"),
+            RecordKind::Labelled => field(&mut hasher, b"labelled"),
+        }
         for source in sources {
             let form: &[u8] = match (source.form, self.request.width) {
                 (TextForm::Text, _) => b"text",

@@ -9,11 +9,19 @@
 //!                                                                       the answers are learnt
 //! ```
 //!
+//! Where preferences are learnt from, as TRL and Unsloth have them; each text may also be a list of messages:
+//!
+//! ```text
+//! {"prompt": "…", "chosen": "…", "rejected": "…"}                       the prompt may be part of both answers instead
+//! {"prompt": "…", "completion": "…", "label": true}                     whether people liked it
+//! ```
+//!
 //! Other keys are left alone. A record that makes no sense is a fault, never the end.
 
 use serde_json::{Map, Value};
 
 use super::chat::Message;
+use super::{RecordKind, preference};
 use crate::data::fault::TextFault;
 
 /// What a record says.
@@ -25,22 +33,35 @@ pub(super) enum TextRecord {
     Completion { prompt: String, completion: String },
     /// A task, what it is about if anything, and the answer, which is learnt.
     Instruction { instruction: String, input: String, output: String },
-    /// Of which the assistant's answers are learnt.
-    Conversation(Vec<Message>),
+    /// Of which the assistant's answers are learnt, but for those in the first so many messages.
+    Conversation { messages: Vec<Message>, n_prompt: usize },
+    /// Whether people liked the answer before it.
+    Label(bool),
 }
 
-/// Reads one record of JSON.
-pub(super) fn read(json: &[u8]) -> Result<TextRecord, TextFault> {
+/// Reads one record of JSON: the documents that it is made of.
+pub(super) fn read(json: &[u8], kind: RecordKind) -> Result<Vec<TextRecord>, TextFault> {
     let json = std::str::from_utf8(json).map_err(|error| not_utf8(json, error))?;
     let value: Value = serde_json::from_str(json).map_err(|error| not_json(&error))?;
     match value {
-        Value::Object(fields) => from_fields(&fields),
+        Value::Object(fields) => from_fields(&fields, kind),
         other => Err(wrong("a record", &other, "an object in braces")),
     }
 }
 
 /// What some keys and their values say.
-pub(super) fn from_fields(fields: &Map<String, Value>) -> Result<TextRecord, TextFault> {
+pub(super) fn from_fields(
+    fields: &Map<String, Value>,
+    kind: RecordKind,
+) -> Result<Vec<TextRecord>, TextFault> {
+    match kind {
+        RecordKind::Texts => Ok(vec![text_record(fields)?]),
+        RecordKind::Pairs => preference::pair(fields).map(Vec::from),
+        RecordKind::Labelled => preference::labelled(fields).map(Vec::from),
+    }
+}
+
+fn text_record(fields: &Map<String, Value>) -> Result<TextRecord, TextFault> {
     let has = |key: &str| fields.contains_key(key);
     // Before all else: they have prompts and completions too, and the worse of two answers, or one
     // that people did not like, is not to be learnt.
@@ -50,7 +71,8 @@ pub(super) fn from_fields(fields: &Map<String, Value>) -> Result<TextRecord, Tex
         }
     }
     if let Some(key) = ["messages", "conversations"].into_iter().find(|key| has(key)) {
-        return conversation(key, fields).map(TextRecord::Conversation);
+        let messages = conversation(key, fields)?;
+        return Ok(TextRecord::Conversation { messages, n_prompt: 0 });
     }
     let output = ["output", "response"].into_iter().find(|key| has(key));
     if let Some(output) = output.filter(|_| has("instruction")) {
@@ -72,7 +94,7 @@ pub(super) fn from_fields(fields: &Map<String, Value>) -> Result<TextRecord, Tex
 }
 
 /// Chosen: what fits on a line of a screen.
-const MOST_KEYS: usize = 8;
+pub(super) const MOST_KEYS: usize = 8;
 
 /// Where the first byte is that is no UTF-8.
 pub(super) fn not_utf8(line: &[u8], error: std::str::Utf8Error) -> TextFault {
@@ -87,41 +109,54 @@ fn not_json(error: &serde_json::Error) -> TextFault {
     TextFault::NotJson { column, why: why.to_lowercase() }
 }
 
-fn text(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
+pub(super) fn text(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
     let value = &fields[key];
     value.as_str().map(Into::into).ok_or_else(|| wrong(key, value, "a text"))
 }
 
-fn filled(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
+pub(super) fn filled(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
     let text = text(fields, key)?;
     if text.trim().is_empty() { Err(TextFault::Empty) } else { Ok(text) }
 }
 
 fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, TextFault> {
-    let messages = &fields[key];
-    let list = messages.as_array().filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| wrong(key, messages, "a list of messages"))?;
-    let mut found: Vec<Message> = Vec::with_capacity(list.len() + 1);
+    let mut messages = messages(key, &fields[key])?;
     // ShareGPT keeps it apart, if at all.
-    if let Some(content) = fields.get("system").and_then(Value::as_str).filter(|c| !c.is_empty()) {
-        found.push(Message { role: "system".into(), content: content.into() });
+    let system = fields.get("system").and_then(Value::as_str).filter(|content| !content.is_empty());
+    if let Some(content) = system {
+        messages.insert(0, Message { role: "system".into(), content: content.into() });
     }
-    for (number, value) in (1..).zip(list) {
+    check_turns(&messages, usize::from(system.is_some()))?;
+    Ok(messages)
+}
+
+/// The messages of a list, whoever speaks.
+pub(super) fn messages(key: &str, value: &Value) -> Result<Vec<Message>, TextFault> {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| wrong(key, value, "a list of messages"))?;
+    let message = |(number, value): (usize, &Value)| {
         let field = |keys: [&str; 2]| {
             let key = keys.into_iter().find(|key| value.get(key).is_some()).unwrap_or(keys[0]);
             let of = format!("message {number}'s {key}");
             value[key].as_str().map(String::from).ok_or_else(|| wrong(&of, &value[key], "a text"))
         };
         let role = role(field(["role", "from"])?);
-        let message = Message { role, content: field(["content", "value"])? };
-        check_turn(number, found.last(), &message)?;
-        found.push(message);
+        Ok(Message { role, content: field(["content", "value"])? })
+    };
+    (1..).zip(list).map(message).collect()
+}
+
+/// That everybody speaks in turn, and the assistant last. The first `n_apart` are none of the list that was typed.
+pub(super) fn check_turns(messages: &[Message], n_apart: usize) -> Result<(), TextFault> {
+    for (index, message) in messages.iter().enumerate() {
+        let before = index.checked_sub(1).map(|before| &messages[before]);
+        check_turn((index + 1).saturating_sub(n_apart), before, message)?;
     }
-    match found.last() {
+    match messages.last() {
         Some(Message { role, .. }) if role != "assistant" => {
             Err(TextFault::Unanswered { role: role.clone() })
         }
-        _ => Ok(found),
+        _ => Ok(()),
     }
 }
 
@@ -152,7 +187,7 @@ fn check_turn(number: usize, before: Option<&Message>, message: &Message) -> Res
     Err(TextFault::Turn { message: number, role, after: after.map(Into::into) })
 }
 
-fn wrong(key: &str, value: &Value, expected: &str) -> TextFault {
+pub(super) fn wrong(key: &str, value: &Value, expected: &str) -> TextFault {
     let found = match value {
         Value::Null => "missing",
         Value::Bool(_) => "true or false",
@@ -172,8 +207,12 @@ mod tests {
     use super::*;
 
     fn faulty(line: &str, said: &str) {
-        let fault = read(line.as_bytes()).unwrap_err().to_string();
+        let fault = read(line.as_bytes(), RecordKind::Texts).unwrap_err().to_string();
         assert!(fault.contains(said), "{said:?} is not in {fault:?}");
+    }
+
+    fn one(line: &[u8]) -> TextRecord {
+        read(line, RecordKind::Texts).unwrap().remove(0)
     }
 
     fn turns(roles: &[&str]) -> String {
@@ -184,24 +223,22 @@ mod tests {
 
     #[test]
     fn forms_are_read() {
-        let text = read(br#"{"text": "a\nb", "id": 7}"#).unwrap();
+        let text = one(br#"{"text": "a\nb", "id": 7}"#);
         assert_eq!(text, TextRecord::Text("a\nb".into()));
-        let task = read(br#"{"instruction": "add", "input": "", "output": "3", "id": 1}"#).unwrap();
+        let task = one(br#"{"instruction": "add", "input": "", "output": "3", "id": 1}"#);
         let [instruction, input, output] = ["add", "", "3"].map(String::from);
         assert_eq!(task, TextRecord::Instruction { instruction, input, output });
-        let task = read(br#"{"instruction": "add", "context": "1, 2", "response": "3"}"#).unwrap();
+        let task = one(br#"{"instruction": "add", "context": "1, 2", "response": "3"}"#);
         assert!(matches!(task, TextRecord::Instruction { input, .. } if input == "1, 2"));
-        let pair = read(br#"{"completion": " b", "prompt": ""}"#).unwrap();
+        let pair = one(br#"{"completion": " b", "prompt": ""}"#);
         assert_eq!(pair, TextRecord::Completion { prompt: String::new(), completion: " b".into() });
         for roles in [
             &["user", "assistant"][..],
             &["system", "user", "assistant", "user", "assistant"],
             &["user", "assistant", "tool", "tool", "assistant"],
         ] {
-            assert!(
-                matches!(read(turns(roles).as_bytes()), Ok(TextRecord::Conversation(_))),
-                "{roles:?}"
-            );
+            let read = one(turns(roles).as_bytes());
+            assert!(matches!(read, TextRecord::Conversation { n_prompt: 0, .. }), "{roles:?}");
         }
     }
 
@@ -209,14 +246,14 @@ mod tests {
     fn names_of_other_programs_are_known() {
         let share = json!({"system": "be brief", "conversations": [
             {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]});
-        let Ok(TextRecord::Conversation(messages)) = read(share.to_string().as_bytes()) else {
+        let TextRecord::Conversation { messages, .. } = one(share.to_string().as_bytes()) else {
             panic!("{share}")
         };
         let said: Vec<_> = messages.iter().map(|m| format!("{}: {}", m.role, m.content)).collect();
         assert_eq!(said, ["system: be brief", "user: a?", "assistant: b"]);
         faulty(
             r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#,
-            "is a preference (chosen, rejected), which hearth does not train on",
+            "is a preference (chosen, rejected): learning from those takes preference.method",
         );
         faulty(r#"{"prompt": "a", "completion": "b", "label": false}"#, "(completion, label)");
         faulty(
@@ -241,7 +278,7 @@ mod tests {
         faulty(&turns(&["user", "user"]), "message 2 of the user comes after the user");
         faulty(&turns(&["user", "system"]), "message 2 of the system comes after the user");
         faulty(&turns(&["user", "assistant", "user"]), "ends with the user");
-        let fault = read(b"{\"text\": \"\xff\"}").unwrap_err();
+        let fault = read(b"{\"text\": \"\xff\"}", RecordKind::Texts).unwrap_err();
         assert_eq!(fault, TextFault::NotUtf8 { at: 10, byte: 0xff });
     }
 }

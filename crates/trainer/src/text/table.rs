@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::RecordKind;
 use super::record::{self, TextRecord, not_utf8};
 use crate::data::csv::{CsvRow, read_row};
 use crate::data::fault::TextFault;
@@ -46,12 +47,14 @@ impl TableColumns {
 
     fn is_known(&self) -> bool {
         let has = |name: &&str| self.names.iter().any(|known| known == name);
-        let is_preference = ["chosen", "rejected"].iter().all(has);
+        let is_preference = [["chosen", "rejected"], ["completion", "label"]]
+            .iter()
+            .any(|keys| keys.iter().all(has));
         is_preference || NEEDED.iter().any(|names| names.iter().all(has))
     }
 
     /// What a row says.
-    pub fn record(&self, row: CsvRow) -> Result<TextRecord, TextFault> {
+    pub fn record(&self, row: CsvRow, kind: RecordKind) -> Result<Vec<TextRecord>, TextFault> {
         let (found, expected) = (row.cells.len(), self.names.len());
         if !row.is_closed {
             return Err(TextFault::Unclosed { most: super::read::MOST_LINE_BYTES as u64 });
@@ -65,6 +68,6 @@ impl TableColumns {
                 .map_err(|error| not_utf8(error.as_bytes(), error.utf8_error()))?;
             fields.insert(name.clone(), Value::String(text));
         }
-        record::from_fields(&fields)
+        record::from_fields(&fields, kind)
     }
 }

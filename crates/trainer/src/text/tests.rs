@@ -41,8 +41,16 @@ impl Place {
         let cache = folder.path().join("cache");
         let (held_out, width) = (HeldOut::None, None);
         let (length, seed, follow_links) = (64, 7, false);
-        let request =
-            TextDataRequest { path, follow_links, width, length, held_out, seed, folder: cache };
+        let request = TextDataRequest {
+            path,
+            kind: RecordKind::Texts,
+            follow_links,
+            width,
+            length,
+            held_out,
+            seed,
+            folder: cache,
+        };
         Self { folder, request, tokenizer: Tokenizer::bytes() }
     }
 
@@ -152,7 +160,9 @@ fn check_conversation(tokenizer: &Tokenizer, chat: &Value) {
     let messages: Vec<Message> = serde_json::from_value(chat["messages"].clone()).unwrap();
     let text = tokenizer.chat_template().render(&messages, false).unwrap();
     assert_eq!(json!(text), chat["text"]);
-    let marked = BlockTokeniser::new(tokenizer).record(TextRecord::Conversation(messages)).unwrap();
+    let marked = BlockTokeniser::new(tokenizer, RecordKind::Texts)
+        .record(TextRecord::Conversation { messages, n_prompt: 0 })
+        .unwrap();
     assert_eq!(json!(marked.ids), chat["ids"], "{text:?}");
     let mask: Vec<u8> = marked.mask.iter().map(|is_in| u8::from(*is_in)).collect();
     assert_eq!(json!(mask), chat["mask"], "{text:?}");

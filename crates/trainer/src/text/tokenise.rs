@@ -12,7 +12,7 @@ use super::encode::{BlockTokeniser, TokenisedBlock};
 use super::read::{TextBlock, TextReader};
 use super::source::TextSource;
 use super::store::{ShardBuilder, TokenStore};
-use super::{TOKENS_PHASE, TokenWidth, Tokenizer};
+use super::{RecordKind, TOKENS_PHASE, TokenWidth, Tokenizer};
 use crate::error::Result;
 use crate::progress::{ProgressEvent, ProgressFn};
 
@@ -24,6 +24,7 @@ const WAVE: usize = 16;
 pub(super) fn tokenise(
     sources: &[TextSource],
     width: Option<TokenWidth>,
+    kind: RecordKind,
     tokenizer: &Tokenizer,
     store: &mut TokenStore,
     on_progress: ProgressFn<'_>,
@@ -32,7 +33,7 @@ pub(super) fn tokenise(
         name: TOKENS_PHASE,
         total: sources.len() - store.at.source,
     });
-    let encoder = BlockTokeniser::new(tokenizer);
+    let encoder = BlockTokeniser::new(tokenizer, kind);
     let mut reader = TextReader::new(sources, width, store.at);
     let mut growing = ShardBuilder::new(tokenizer.vocab_size());
     while reader.position().source < sources.len() {

@@ -18,7 +18,7 @@ use crate::fingerprint::Fingerprint;
 use crate::progress;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::{self, HeldOutPass, PrefetchedBatches, Task, TrainBatch, TrainableModel};
-use crate::text::{Sequence, TextDataRequest, TextDataset};
+use crate::text::{RecordKind, Sequence, TextDataRequest, TextDataset};
 
 /// Token sequences and their order.
 pub(crate) struct TextLoader<'a, B> {
@@ -52,6 +52,7 @@ pub fn open_texts<B>(
     let TextConfig { path, length, token_format: width, validation: held_out, .. } = task.text;
     let request = TextDataRequest {
         path: path.clone(),
+        kind: RecordKind::Texts,
         follow_links: task.text.follow_links,
         width: *width,
         length: *length,
