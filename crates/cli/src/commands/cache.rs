@@ -11,12 +11,14 @@ use trainer::cache::{
     MissingEntries, media_kinds,
 };
 use trainer::config::RunConfig;
+use trainer::config::preference::PreferenceConfig;
 use trainer::config::training_data::TrainingData;
 use trainer::cost::StageMemory;
 use trainer::data::{Findings, Problem, SampleSize, ScanOptions, scan};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::EncoderLoading;
 use trainer::train::language::{LanguagePipeline, open_texts};
+use trainer::train::preference::{PreferencePipeline, open_preferences};
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
 use super::job::JobArgs;
@@ -24,7 +26,8 @@ use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::cache::{
-    BucketRow, CacheSummary, EncodingProgress, FileProblem, PhaseMemory, TextSummary,
+    BucketRow, CacheSummary, EncodingProgress, FileProblem, PhaseMemory, PreferenceSummary,
+    TextSummary,
 };
 
 /// Check a job's dataset, and cache its latents, text embeddings or tokens.
@@ -71,7 +74,10 @@ pub fn run(arguments: &CacheArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     let config = arguments.job.resolve("cache")?;
     match config.data {
         TrainingData::Images { .. } => cache_images(arguments, &config, out),
-        TrainingData::Texts { .. } => cache_texts(arguments, &config, out),
+        TrainingData::Texts { preference: Some(ref preference), .. } => {
+            cache_preferences(arguments, &config, preference, out)
+        }
+        TrainingData::Texts { preference: None, .. } => cache_texts(arguments, &config, out),
     }
 }
 
@@ -176,6 +182,36 @@ fn cache_texts(
         secs: begun.elapsed().as_secs_f64(),
     };
     print(arguments, &summary, &summary.problems, || render::cache::text_page(&summary), out)
+}
+
+/// The same of preferences.
+fn cache_preferences(
+    arguments: &CacheArgs,
+    config: &RunConfig,
+    preference: &PreferenceConfig,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    let begun = Instant::now();
+    let opened = PreferencePipeline::open(config, false)?;
+    let task = opened.task(config, preference)?;
+    let encoding = EncodingProgress::begin(arguments.quiet)?;
+    let preferences = open_preferences(&task, config, &|event| encoding.on_event(event))?;
+    drop(encoding);
+    let summary = PreferenceSummary {
+        left_out: preferences.findings().left_out,
+        problems: file_problems(preferences.problems()),
+        folder: config.cache_folder(),
+        files: preferences.n_files(),
+        unit: preference.sample_noun(),
+        train: preferences.n_train(),
+        held_out: preferences.n_held_out(),
+        tokens: preferences.n_tokens(),
+        cut: preferences.n_cut(),
+        length: task.language.text.length,
+        secs: begun.elapsed().as_secs_f64(),
+    };
+    let page = || render::cache::preference_page(&summary);
+    print(arguments, &summary, &summary.problems, page, out)
 }
 
 fn print(

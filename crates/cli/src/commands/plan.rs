@@ -17,6 +17,7 @@ use trainer::task::traits::{DatasetSummary, Task};
 use trainer::train::compress;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::language::LanguagePipeline;
+use trainer::train::preference::PreferencePipeline;
 use weights::Catalog;
 
 use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
@@ -104,6 +105,14 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
             let task = &opened.task(&config)?;
             let dataset = &task.dataset_summary(config.train.batch_size);
             show(arguments, plan::PlanRequest { task, config: &config, dataset }, on, None, out)
+        }
+        TrainingData::Texts { preference: Some(preference), .. } => {
+            let opened = PreferencePipeline::open(&config, true)?;
+            let task = &opened.task(&config, preference)?;
+            let dataset = &task.dataset_summary(config.train.batch_size);
+            let weight_bytes = opened.base().catalog().map(Catalog::bytes);
+            let request = plan::PlanRequest { task, config: &config, dataset };
+            show(arguments, request, on, weight_bytes, out)
         }
         TrainingData::Texts { compress: None, .. } => {
             let opened = LanguagePipeline::open(&config, true)?;

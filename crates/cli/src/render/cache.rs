@@ -92,6 +92,27 @@ pub struct TextSummary {
     pub secs: f64,
 }
 
+/// What there is of preferences.
+#[derive(Serialize)]
+pub struct PreferenceSummary {
+    pub left_out: Vec<LeftOut>,
+    pub problems: Vec<FileProblem>,
+    pub folder: PathBuf,
+    /// Files with something to read in them.
+    pub files: usize,
+    /// What records are.
+    pub unit: &'static str,
+    pub train: usize,
+    pub held_out: usize,
+    /// Tokens of an epoch.
+    pub tokens: u64,
+    /// Records that end at `length`.
+    pub cut: usize,
+    /// The most tokens of a prompt with its answer.
+    pub length: usize,
+    pub secs: f64,
+}
+
 /// A part of the work and its memory.
 #[derive(Serialize)]
 pub struct PhaseMemory {
@@ -236,6 +257,18 @@ pub fn text_page(summary: &TextSummary) -> String {
     let TextSummary { files, documents, tokens, length, sequences, held_out, .. } = summary;
     page.line(BOLD, &format!("{files} files, {documents} documents, {tokens} tokens"));
     page.line(PLAIN, &format!("{sequences} sequences of {length} tokens, {held_out} held out"));
+    page.line(DIM, &summary.folder.display().to_string());
+    page.finish()
+}
+
+/// What `hearth cache` says of preferences.
+pub fn preference_page(summary: &PreferenceSummary) -> String {
+    let mut page = TextPage::new();
+    problems(&mut page, &summary.left_out, &summary.problems);
+    let PreferenceSummary { files, unit, train, held_out, tokens, cut, length, .. } = summary;
+    page.line(BOLD, &format!("{files} files, {train} {unit}s, {tokens} tokens"));
+    let cut = format!("{cut} longer than {length} tokens end there, {held_out} held out");
+    page.line(PLAIN, &cut);
     page.line(DIM, &summary.folder.display().to_string());
     page.finish()
 }

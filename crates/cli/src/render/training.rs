@@ -10,13 +10,14 @@ use std::time::Instant;
 use machine::Bytes;
 use machine::governor::{Cause, Pace, PaceDecision};
 use trainer::config::RunConfig;
+use trainer::config::training_data::SEQUENCE;
 use trainer::event::eta::Eta;
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
 use trainer::event::journal::ProgressThrottle;
 use trainer::event::{
-    Event, EventRecord, PaceChange, Phase, PhaseProgress, ProgressUnit, RankShare, RunStart,
-    Warning,
+    Event, EventRecord, PaceChange, Phase, PhaseProgress, ProgressUnit, RankShare, RewardMetrics,
+    RunStart, Warning,
 };
 use trainer::report::format::number;
 
@@ -216,11 +217,16 @@ impl ScreenState {
             | Event::End(_)
             | Event::Failed(_) => Vec::new(),
             Event::Validation { step, loss } => {
-                let is_text = self.history.begin().is_some_and(RunStart::is_text);
+                // The loss of preferences is no cross entropy.
+                let is_text = self.history.begin().is_some_and(|begin| begin.unit == SEQUENCE);
                 let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
                 let perplexity = perplexity.unwrap_or_default();
                 line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
             }
+            Event::Rewards(rewards) if rewards.is_held_out() => {
+                line(format!("step {}: held-out {}", rewards.step, reward_words(rewards)))
+            }
+            Event::Rewards(_) => Vec::new(),
             Event::ImageSample { step, path, prompt, .. } => {
                 line(format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display()))
             }
@@ -299,11 +305,18 @@ impl ScreenState {
             .bar(step.step as f64 / begin.steps.max(1) as f64)
             .part(0, format!("{}/{}", step.step, begin.steps))
             .part(1, loss.map_or("loss not finite".into(), |loss| format!("loss {}", number(loss))))
+            .part(4, self.last_rewards())
             .part(4, speed(self.secs_per_step()))
             .part(5, memory(step.peak_bytes, begin))
             .part(2, left.map(|left| format!("{} left", duration(left))).unwrap_or_default())
             .part(3, pace)
             .part(6, cause)
+    }
+
+    /// What the last step's preferences came to, if it had any.
+    fn last_rewards(&self) -> String {
+        let of_steps = self.history.rewards.iter().rev().find(|it| !it.is_held_out());
+        of_steps.map_or_else(String::new, reward_words)
     }
 
     /// Over the last steps: the machine's speed may change.
@@ -313,6 +326,16 @@ impl ScreenState {
         let secs = recent.iter().map(|step| step.secs + step.rest_secs).sum::<f64>();
         secs / recent.len().max(1) as f64
     }
+}
+
+/// The margin between chosen and rejected answers, and how often it is on the right side.
+fn reward_words(RewardMetrics { metrics, .. }: &RewardMetrics) -> String {
+    let of = |name: &str| {
+        let found = metrics.get(name).or_else(|| metrics.get(&format!("eval_{name}")))?;
+        Some(format!("{name} {}", number(*found)))
+    };
+    let words = ["rewards/margins", "rewards/accuracies"].into_iter().filter_map(of);
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// The live line of what comes before training.

@@ -75,7 +75,8 @@ fn words(event: &Event) -> Option<(LogLevel, String)> {
         | Event::Health { .. }
         | Event::Telemetry(_)
         | Event::Ranks { .. }
-        | Event::Policy(_) => None,
+        | Event::Policy(_)
+        | Event::Rewards(_) => None,
     }
 }
 

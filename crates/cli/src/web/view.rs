@@ -8,7 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
-use trainer::event::{MachineSnapshot, Phase, PolicyMetrics, RunStart, RunState, StepMetrics};
+use trainer::event::{
+    MachineSnapshot, Phase, PolicyMetrics, RewardMetrics, RunStart, RunState, StepMetrics,
+};
 use weights::plain_file::open_plain;
 
 use super::fold::RunFold;
@@ -200,6 +202,13 @@ pub fn series(history: &History) -> Value {
         };
         CurvePoints::of(&history.policy.iter().filter_map(point).collect::<Vec<_>>())
     };
+    let reward = |name: &str| {
+        let point = |rewards: &RewardMetrics| {
+            let minutes = at_step(rewards.step);
+            Some(CurvePoint { step: rewards.step, minutes, value: *rewards.metrics.get(name)? })
+        };
+        CurvePoints::of(&history.rewards.iter().filter_map(point).collect::<Vec<_>>())
+    };
     let felt = |value: &dyn Fn(&MachineSnapshot) -> Option<f64>| {
         let mut points: Vec<CurvePoint> = Vec::new();
         for (minutes, felt) in &history.snapshots {
@@ -233,6 +242,10 @@ pub fn series(history: &History) -> Value {
         "entropy": policy(&|policy| Some(policy.entropy)),
         "word_ends": policy(&|policy| Some(policy.word_ends)),
         "same_places": policy(&|policy| Some(policy.same_places)),
+        "rewards/chosen": reward("rewards/chosen"),
+        "rewards/rejected": reward("rewards/rejected"),
+        "rewards/margins": reward("rewards/margins"),
+        "rewards/accuracies": reward("rewards/accuracies"),
         "reward": policy(&|policy| Some(policy.reward)),
     })
 }

@@ -26,6 +26,7 @@ pub mod machine;
 pub mod model_path;
 pub mod optimizer;
 pub mod output;
+pub mod preference;
 mod reference;
 pub(crate) mod renamed;
 pub mod sample;
@@ -62,12 +63,13 @@ use generate::RawGenerate;
 use machine::{MachineConfig, RawMachine};
 use optimizer::{LrSchedule, OptimizerConfig, RawOptimizer};
 use output::{OutputConfig, RawOutput};
+use preference::RawPreference;
 use sample::RawSample;
 use section::{Key, ResolvedKey, ResolvedKeys, Section, in_order, read_table, unknown};
 use source::{ConfigSource, ConfigSourceKind, RawValue};
 use text::RawText;
 use train::{RawTrain, TrainConfig};
-use training_data::TrainingData;
+use training_data::{RawImageSections, RawTextSections, TrainingData};
 use value::{quoted, word};
 
 /// A job as typed.
@@ -77,6 +79,7 @@ pub struct RawConfig {
     data: RawData,
     text: RawText,
     compress: RawCompress,
+    preference: RawPreference,
     adapter: RawAdapter,
     train: RawTrain,
     optimizer: RawOptimizer,
@@ -123,11 +126,12 @@ pub const UNSET: &str = "unset";
 type SectionKeys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, SectionKeys); 12] = [
+const SECTIONS: [(&str, SectionKeys); 13] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
     ("text", RawText::keys),
     ("compress", RawCompress::keys),
+    ("preference", RawPreference::keys),
     ("adapter", RawAdapter::keys),
     ("train", RawTrain::keys),
     ("optimizer", RawOptimizer::keys),
@@ -231,11 +235,15 @@ impl RawConfig {
 
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
-        let Self { base, data, text, compress, adapter, train, .. } = self;
+        let Self { base, data, text, compress, preference, adapter, train, .. } = self;
         let Self { optimizer, sample, generate, machine, cluster, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
-        let mut material = TrainingData::decide(data, sample, text, compress, generate, rows)?;
+        let mut material = TrainingData::decide(
+            RawImageSections { data, sample },
+            RawTextSections { text, compress, preference, generate },
+            rows,
+        )?;
         let family = material.family(&base.path);
         if let Some(family) = family {
             material.apply_family(family, rows)?;
@@ -243,7 +251,7 @@ impl RawConfig {
         let adapter = adapter.decide("adapter", rows)?;
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
         let mut optimizer = optimizer.decide("optimizer", rows)?;
-        optimizer::apply_defaults(&mut optimizer, rows);
+        optimizer::apply_defaults(&mut optimizer, material.preference().is_some(), rows);
         let adapter = AdapterConfig::new(adapter, &material, family, &optimizer, rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         optimizer::refuse_schedule_free(&optimizer, &train, rows)?;
@@ -313,6 +321,7 @@ impl RawConfig {
             "data" => read_table(&mut self.data, name, typed, &known),
             "text" => read_table(&mut self.text, name, typed, &known),
             "compress" => read_table(&mut self.compress, name, typed, &known),
+            "preference" => read_table(&mut self.preference, name, typed, &known),
             "adapter" => read_table(&mut self.adapter, name, typed, &known),
             "train" => read_table(&mut self.train, name, typed, &known),
             "optimizer" => read_table(&mut self.optimizer, name, typed, &known),

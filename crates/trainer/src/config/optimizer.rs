@@ -1,6 +1,7 @@
 //! `[optimizer]`: how gradients become steps.
 
 use super::error::ConfigError;
+use super::preference;
 use super::section::{ResolvedKeys, section};
 use super::source::ValueOrigin;
 use super::train::{TrainConfig, exclude};
@@ -157,10 +158,19 @@ const OWN_KEYS: [&str; 8] = [
 ];
 
 /// Defaults that depend on the kind. Taken: those of the authors' code.
-pub(super) fn apply_defaults(optimizer: &mut OptimizerConfig, rows: &mut ResolvedKeys) {
+pub(super) fn apply_defaults(
+    optimizer: &mut OptimizerConfig,
+    is_preference: bool,
+    rows: &mut ResolvedKeys,
+) {
     let is_free = |rows: &ResolvedKeys, key| rows.origin(key).is_some_and(ValueOrigin::is_default);
-    if optimizer.kind == OptimizerKind::Prodigy && is_free(rows, "optimizer.learning_rate") {
-        optimizer.learning_rate = 1.0;
+    let usual = match optimizer.kind {
+        OptimizerKind::Prodigy => Some(1.0),
+        _ if is_preference => Some(preference::LEARNING_RATE),
+        _ => None,
+    };
+    if let Some(usual) = usual.filter(|_| is_free(rows, "optimizer.learning_rate")) {
+        optimizer.learning_rate = usual;
         rows.replace("optimizer.learning_rate", &optimizer.learning_rate);
     }
     if optimizer.kind == OptimizerKind::Lion && is_free(rows, "optimizer.betas") {

@@ -235,6 +235,21 @@ fn every_key_has_an_effect() {
     let with = ["compress.estimator=gumbel", "compress.temperature=0.5"];
     assert_ne!(set_text(&with[..1]).unwrap(), set_text(&with).unwrap());
     seen.insert("compress.temperature".into());
+    let method = ["preference.method=kto"];
+    assert_ne!(set_text(&[]).unwrap(), set_text(&method).unwrap());
+    seen.insert("preference.method".into());
+    for with in [
+        ["preference.method=dpo", "preference.beta=0.5"],
+        ["preference.method=dpo", "preference.loss_type=ipo"],
+        ["preference.method=dpo", "preference.label_smoothing=0.1"],
+        ["preference.method=kto", "preference.desirable_weight=2"],
+        ["preference.method=kto", "preference.undesirable_weight=2"],
+    ] {
+        let changed = set_text(&with).unwrap();
+        assert_ne!(set_text(&with[..1]).unwrap(), changed, "{with:?}");
+        assert_eq!(changed, run(&changed.resolved(), &[]).unwrap(), "{with:?}");
+        seen.insert(with[1].split('=').next().unwrap().to_owned());
+    }
     let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
     assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
 }
@@ -248,6 +263,26 @@ fn a_job_is_about_images_or_about_texts() {
         (&["base.quantise_encoders=nf4"], "`base.quantise_encoders` has no effect with [text]"),
         (&["generate.every=5"], "`generate.every` has no effect with generate.prompts = []"),
         (&["train.validate_every=5"], "`train.validate_every` has no effect with text.validation"),
+        (
+            &["preference.method=orpo", "preference.loss_type=ipo"],
+            "`preference.loss_type` has no effect with preference.method = \"orpo\"",
+        ),
+        (
+            &["preference.method=dpo", "preference.desirable_weight=2"],
+            "`preference.desirable_weight` has no effect with preference.method = \"dpo\"",
+        ),
+        (
+            &[
+                "preference.method=dpo",
+                "preference.loss_type=ipo",
+                "preference.label_smoothing=0.1",
+            ],
+            "`preference.label_smoothing` has no effect with preference.loss_type = \"ipo\"",
+        ),
+        (
+            &["preference.method=dpo", "compress.layers=3"],
+            "`preference.method` has no effect with [compress]",
+        ),
         (
             &["compress.temperature=2"],
             "`compress.temperature` has no effect with compress.estimator = \"reinforce\"",
@@ -533,7 +568,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),
     (
         "[xxxxxxxxxx]",
-        "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [compress], [adapter], [train], \
+        "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [compress], [preference], [adapter], [train], \
          [optimizer], [sample], [generate], [machine], [cluster], [output]: JOB:5:2",
     ),
     (

@@ -7,6 +7,7 @@ use super::compress::{CompressConfig, RawCompress};
 use super::data::{DataConfig, RawData, ValidationSplit};
 use super::error::ConfigError;
 use super::generate::{GenerationConfig, RawGenerate};
+use super::preference::{PreferenceConfig, RawPreference};
 use super::sample::{RawSample, SampleConfig};
 use super::section::{ResolvedKeys, Section};
 use super::source::ValueOrigin;
@@ -37,11 +38,37 @@ pub enum TrainingData {
         generate: GenerationConfig,
         /// Which tokens the largest part of the model sees, if not all.
         compress: Option<CompressConfig>,
+        /// How preferences are learnt from, if the texts are those.
+        preference: Option<PreferenceConfig>,
     },
+}
+
+/// Sections of a job about images, as typed.
+pub(super) struct RawImageSections {
+    pub data: RawData,
+    pub sample: RawSample,
+}
+
+/// Sections of a job about texts, as typed.
+pub(super) struct RawTextSections {
+    pub text: RawText,
+    pub compress: RawCompress,
+    pub preference: RawPreference,
+    pub generate: RawGenerate,
 }
 
 /// What samples of texts are called.
 pub const SEQUENCE: &str = "sequence";
+
+/// What samples of preferences are called.
+pub const PAIR: &str = "pair";
+/// The same of single answers.
+pub const ANSWER: &str = "answer";
+
+/// Whether samples that are called so are about texts.
+pub fn is_text(noun: &str) -> bool {
+    [SEQUENCE, PAIR, ANSWER].contains(&noun)
+}
 
 /// Keys that mean nothing where texts are learnt from.
 const IMAGE_ONLY_KEYS: [&str; 12] = [
@@ -79,11 +106,8 @@ const TEXT_PRESETS: &[TargetPreset] = &[
 impl TrainingData {
     /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
     pub(super) fn decide(
-        data: RawData,
-        sample: RawSample,
-        text: RawText,
-        compress: RawCompress,
-        generate: RawGenerate,
+        RawImageSections { data, sample }: RawImageSections,
+        RawTextSections { text, compress, preference, generate }: RawTextSections,
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<Self, ConfigError> {
         let typed = |section, found: Option<(&str, ValueOrigin)>| {
@@ -92,6 +116,8 @@ impl TrainingData {
         let of_texts =
             typed("text", text.first_typed()).or(typed("generate", generate.first_typed()));
         let of_texts = of_texts.or(typed("compress", compress.first_typed()));
+        let of_preferences = typed("preference", preference.first_typed());
+        let of_texts = of_texts.or_else(|| of_preferences.clone());
         let Some((with, _)) = of_texts else {
             let (data, sample) = (data.decide("data", rows)?, sample.decide("sample", rows)?);
             return Ok(Self::Images { data, sample });
@@ -103,8 +129,14 @@ impl TrainingData {
         let text = text.decide("text", rows)?;
         let is_compressed = compress.first_typed().is_some();
         let compress = is_compressed.then(|| CompressConfig::new(compress, rows)).transpose()?;
+        if let (Some((key, origin)), true) = (&of_preferences, is_compressed) {
+            let (key, origin) = (key.clone(), origin.clone());
+            return Err(ConfigError::NoEffect { key, with: "[compress]".into(), origin });
+        }
+        let preference =
+            of_preferences.map(|_| PreferenceConfig::new(preference, rows)).transpose()?;
         let generate = generate.decide("generate", rows)?;
-        Ok(Self::Texts { text, generate, compress })
+        Ok(Self::Texts { text, generate, compress, preference })
     }
 
     /// Leaves out what means nothing for this kind, and puts its own defaults.
@@ -247,13 +279,22 @@ impl TrainingData {
         }
     }
 
+    /// How preferences are learnt from, if the texts are those.
+    pub fn preference(&self) -> Option<&PreferenceConfig> {
+        match self {
+            Self::Texts { preference, .. } => preference.as_ref(),
+            Self::Images { .. } => None,
+        }
+    }
+
     /// What samples are called.
     pub fn sample_noun(&self) -> &'static str {
         match self {
             // Clips and images, of a family of videos.
             Self::Images { data, .. } if data.frames.is_some() => "sample",
             Self::Images { .. } => "image",
-            Self::Texts { .. } => SEQUENCE,
+            Self::Texts { preference: Some(preference), .. } => preference.sample_noun(),
+            Self::Texts { preference: None, .. } => SEQUENCE,
         }
     }
 
@@ -261,7 +302,9 @@ impl TrainingData {
     pub fn sample_tokens(&self) -> Option<usize> {
         match self {
             Self::Images { .. } => None,
-            Self::Texts { text, .. } => Some(text.length),
+            // Answers are as long as they are.
+            Self::Texts { preference: Some(_), .. } => None,
+            Self::Texts { text, preference: None, .. } => Some(text.length),
         }
     }
 }

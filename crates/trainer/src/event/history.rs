@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::journal::{self, BrokenLines, FILE_NAME};
 use super::{
     Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, PolicyMetrics, RankShare,
-    RunEnd, RunFailure, RunStart, StepMetrics, Warning,
+    RewardMetrics, RunEnd, RunFailure, RunStart, StepMetrics, Warning,
 };
 use crate::error::{Result, TrainerError};
 
@@ -26,6 +26,8 @@ pub struct History {
     pub validations: Vec<(u64, f64)>,
     /// What a policy did in each step.
     pub policy: Vec<PolicyMetrics>,
+    /// What preferences or rewards came to, in each step and validation.
+    pub rewards: Vec<RewardMetrics>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<SampleImage>,
     /// By step, then in the order they were written.
@@ -241,6 +243,13 @@ impl History {
                 self.policy.retain(|other| other.step < policy.step);
                 self.policy.push(policy);
             }
+            Event::Rewards(rewards) => {
+                let is_held_out = rewards.is_held_out();
+                self.rewards.retain(|other| {
+                    other.step < rewards.step || other.is_held_out() != is_held_out
+                });
+                self.rewards.push(rewards);
+            }
             Event::ImageSample { step, path, prompt, seed, references, clip } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
                 self.samples.push(SampleImage { step, path, prompt, seed, references, clip });
@@ -314,6 +323,7 @@ impl History {
         self.steps.retain(|step| step.step <= from);
         self.validations.retain(|(step, _)| *step <= from);
         self.policy.retain(|policy| policy.step <= from);
+        self.rewards.retain(|rewards| rewards.step <= from);
         self.samples.retain(|sample| sample.step <= from);
         self.texts.retain(|text| text.step <= from);
         self.minutes_before = self.snapshots.last().map_or(0.0, |(minutes, _)| *minutes);

@@ -27,6 +27,7 @@ pub mod tensorboard;
 mod times;
 pub mod warning;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -45,7 +46,7 @@ pub use times::{RepeatedTime, TimeBasis, TimeEstimate};
 pub use warning::{Warning, WarningKind};
 
 use crate::config::batch::BatchSettings;
-use crate::config::training_data::SEQUENCE;
+use crate::config::training_data::is_text;
 use crate::data::LeftOut;
 
 /// An event, and when it happened: a line of `events.jsonl`.
@@ -109,6 +110,8 @@ pub enum Event {
     },
     /// What the policy of a compressed model did in a step.
     Policy(PolicyMetrics),
+    /// What preferences or rewards came to in a step, or in a validation.
+    Rewards(RewardMetrics),
     /// A sample image was generated.
     #[serde(alias = "sample")]
     ImageSample {
@@ -302,7 +305,7 @@ fn images() -> String {
 impl RunStart {
     /// Whether it is about texts.
     pub fn is_text(&self) -> bool {
-        self.unit == SEQUENCE
+        is_text(&self.unit)
     }
 
     /// Bytes that were planned for the largest step; none if no plan names one.
@@ -396,6 +399,23 @@ pub struct PolicyMetrics {
     /// Standard deviation of the advantages; none where an estimator has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub advantage_spread: Option<f64>,
+}
+
+/// What preferences or rewards came to in a step, or in a validation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RewardMetrics {
+    /// Steps taken so far.
+    pub step: u64,
+    /// Means by the names that TRL logs them under, such as `rewards/margins`; of a validation those begin with `eval_`.
+    #[serde(deserialize_with = "null_values_are_nan")]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl RewardMetrics {
+    /// Whether they are those of a validation.
+    pub fn is_held_out(&self) -> bool {
+        self.metrics.keys().any(|name| name.starts_with("eval_"))
+    }
 }
 
 /// Another way to compute batches, in less memory.
@@ -517,6 +537,14 @@ fn is_zero(secs: &f64) -> bool {
 /// JSON has no word for what is not finite: it is written as `null`, and read as NaN.
 fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+/// The same for the values of a map.
+fn null_values_are_nan<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<String, f64>, D::Error> {
+    let read = BTreeMap::<String, Option<f64>>::deserialize(from)?;
+    Ok(read.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
 #[cfg(test)]

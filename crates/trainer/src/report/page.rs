@@ -16,7 +16,8 @@ use super::ranks::ranks;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{
-    EndReason, MachineSnapshot, PlannedPhase, PolicyMetrics, RunFailure, RunStart, RunState,
+    EndReason, MachineSnapshot, PlannedPhase, PolicyMetrics, RewardMetrics, RunFailure, RunStart,
+    RunState,
 };
 use machine::telemetry::ProcessMemory;
 
@@ -37,6 +38,7 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         findings(history, gallery),
         curves(history, figures),
         policy(history),
+        rewards(history),
         memory(history, figures),
         machine(history),
         ranks(&history.ranks),
@@ -263,6 +265,36 @@ fn policy(history: &History) -> String {
     }
     format!("<h2>Policy</h2>\n<div class=\"plots\">{plots}</div>\n")
 }
+
+/// What preferences came to.
+fn rewards(history: &History) -> String {
+    let line = |(colour, name): (u8, &&'static str)| {
+        let of =
+            |rewards: &RewardMetrics| Some((rewards.step as f64, *rewards.metrics.get(*name)?));
+        let points = history.rewards.iter().filter_map(of);
+        PlotSeries::new(name, colour, SeriesStyle::Line, points)
+    };
+    let plots = REWARD_PLOTS.each_ref().map(|(title, names)| {
+        let lines: Vec<_> = (1..).zip(*names).map(line).collect();
+        plot(title, true, &lines)
+    });
+    let plots = plots.concat();
+    if plots.is_empty() {
+        return String::new();
+    }
+    format!("<h2>Rewards</h2>\n<div class=\"plots\">{plots}</div>\n")
+}
+
+/// What is plotted of them, by the names that TRL logs.
+const REWARD_PLOTS: [(&str, &[&str]); 4] = [
+    ("Rewards", &["rewards/chosen", "rewards/rejected", "rewards/margins"]),
+    (
+        "Pairs whose chosen answer has the higher reward",
+        &["rewards/accuracies", "eval_rewards/accuracies"],
+    ),
+    ("Log-probabilities of answers", &["logps/chosen", "logps/rejected"]),
+    ("KL from the reference, nats", &["kl"]),
+];
 
 /// Memory of every phase, planned and measured, and of every step.
 fn memory(history: &History, figures: &RunFigures) -> String {

@@ -236,6 +236,7 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// Drops the accumulated gradients.
     pub fn zero_grad(&mut self) {
+        self.task.reset_metrics();
         self.gradients.reset();
         self.exact.iter_mut().for_each(ExactSums::reset);
     }
@@ -258,6 +259,16 @@ impl<'a, T: Task> Session<'a, T> {
     /// What the model's policy did in the step that was just taken, if it has one.
     pub fn policy_metrics(&self, step: u64) -> Option<PolicyMetrics> {
         self.task.policy_metrics(&self.model, step)
+    }
+
+    /// What preferences or rewards came to since that was last asked or reset, if the task has any.
+    pub fn reward_metrics(&self) -> Option<BTreeMap<String, f64>> {
+        self.task.reward_metrics()
+    }
+
+    /// Drops what the task has noted for those.
+    pub fn reset_metrics(&self) {
+        self.task.reset_metrics();
     }
 
     fn forward(&self) -> ForwardContext<'_, T> {

@@ -123,6 +123,14 @@ pub trait Task: Copy {
         None
     }
 
+    /// Means of what preferences or rewards came to since that was last asked or reset, if it has any.
+    fn reward_metrics(&self) -> Option<BTreeMap<String, f64>> {
+        None
+    }
+
+    /// Drops what it has noted for those: an attempt that failed is repeated.
+    fn reset_metrics(&self) {}
+
     /// A micro-batch of `n` samples of zeros, made as a run makes one.
     fn dummy_micro_batch(&self, size: Self::Size, n: usize) -> Result<Self::MicroBatch>;
 
@@ -245,6 +253,16 @@ pub trait DataLoader {
 
     /// The total loss weight of these batches, as far as it is known before they are read.
     fn expected_weight(&mut self, numbers: Range<u64>) -> f64;
+
+    /// Completes a batch by what the model says of it as it is now; most batches are complete when they are read.
+    fn complete_batch(
+        &self,
+        _: &Device,
+        _: TrainableModel<'_, <Self::Task as Task>::Model>,
+        _: &mut TrainBatch<<Self::Task as Task>::Size, Self::Sample>,
+    ) -> Result<()> {
+        Ok(())
+    }
 
     /// Samples as a micro-batch, and their loss weight.
     fn micro_batch(

@@ -11,7 +11,7 @@ use super::run::TrainingRun;
 use crate::config::Switch;
 use crate::config::optimizer::LrSchedule;
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, Phase, WarningKind};
+use crate::event::{Event, Phase, RewardMetrics, WarningKind};
 use crate::optim::schedule;
 use crate::task::traits::DataLoader;
 
@@ -44,9 +44,17 @@ impl<D: DataLoader> TrainingRun<'_, D> {
 
     /// The loss on samples that are not trained on.
     fn validate(&mut self) -> Result<()> {
-        let loss = self.with_fallback(Self::validation_loss)?;
+        let loss = self.with_fallback(|run| {
+            run.session.reset_metrics();
+            run.validation_loss()
+        })?;
         self.end_phases()?;
-        self.events.emit(Event::Validation { step: self.progress.step, loss })?;
+        let step = self.progress.step;
+        self.events.emit(Event::Validation { step, loss })?;
+        if let Some(metrics) = self.session.reward_metrics() {
+            let metrics = metrics.into_iter().map(|(name, value)| (format!("eval_{name}"), value));
+            self.events.emit(Event::Rewards(RewardMetrics { step, metrics: metrics.collect() }))?;
+        }
         self.progress.record_validation(loss);
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);

@@ -3,7 +3,7 @@
 use super::health;
 use super::run::TrainingRun;
 use crate::error::Result;
-use crate::event::{Event, StepMetrics};
+use crate::event::{Event, RewardMetrics, StepMetrics};
 use crate::task::traits::DataLoader;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
@@ -15,6 +15,10 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         if let Some(policy) = policy {
             found.extend(self.progress.health.observe_policy(&policy));
             self.events.emit(Event::Policy(policy))?;
+        }
+        if let Some(metrics) = self.session.reward_metrics() {
+            let step = self.progress.step;
+            self.events.emit(Event::Rewards(RewardMetrics { step, metrics }))?;
         }
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {
             self.emit_health()?;

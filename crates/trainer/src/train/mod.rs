@@ -1,7 +1,7 @@
 //! Training, from a job to the exported result. [`train`] is the list of its stages; each is a module of its
 //! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is the
-//! [`Task`](crate::task::traits::Task), implemented in `diffusion/` and `language/`; `compress/` is a
-//! language task with another model.
+//! [`Task`](crate::task::traits::Task), implemented in `diffusion/`, `language/` and
+//! `preference/`; `compress/` is a language task with another model.
 
 mod begin;
 pub mod checkpoint;
@@ -25,6 +25,7 @@ mod loss_scale;
 pub(crate) mod meter;
 pub mod output_folder;
 mod pacing;
+pub mod preference;
 mod preparation;
 mod progress_file;
 mod requests;
@@ -101,6 +102,9 @@ fn train_into(
     events.emit(Event::Phase { name: Phase::Open })?;
     let end = match &config.data {
         TrainingData::Images { .. } => train_images(config, device_setup, output),
+        TrainingData::Texts { preference: Some(preference), .. } => {
+            preference::train(config, preference, device_setup, output)
+        }
         TrainingData::Texts { compress: None, .. } => {
             language::train(config, LanguagePipeline::open(config, false)?, device_setup, output)
         }

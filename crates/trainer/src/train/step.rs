@@ -104,11 +104,13 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let (loss_scale, mut wait_secs) = (self.loss_scale(), 0.0);
         let mut sums = LossSums::default();
         for index in 0..n as usize {
-            let (batch, waited) = ahead.next_batch()?;
+            let (mut batch, waited) = ahead.next_batch()?;
             wait_secs += waited.as_secs_f64();
             let own = self.own_samples(index, batch.samples.len());
             if !own.is_empty() {
                 self.meter.begin(Phase::train(batch.size));
+                let trainable = self.session.trainable_model();
+                self.loader.complete_batch(self.device, trainable, &mut batch)?;
             }
             let loss_scale = loss_scale.unwrap_or(1.0);
             sums.add(self.forward_backward(&batch, own, expected, loss_scale)?);

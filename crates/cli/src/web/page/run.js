@@ -5,6 +5,7 @@ import { ask, axis, badge, dialog, isChangeable, link, memoryBars, progress, toa
 
 const MOST_POINTS = 6000; // Then the server is asked for a shorter form.
 const MOST_LOG = 300;
+const REWARDS = ['rewards/chosen', 'rewards/rejected', 'rewards/margins', 'rewards/accuracies'];
 // A value of the job as decided: `every = 50 # default`, below the name of its section.
 const valueOf = (config, key) => {
   const [section, name] = key.split('.');
@@ -91,6 +92,9 @@ export class RunView {
       case 'policy':
         for (const name of ['entropy', 'word_ends', 'same_places', 'reward']) add(name, record[name]);
         break;
+      case 'rewards':
+        for (const name of REWARDS) add(name, record.metrics[name]);
+        break;
       case 'image_sample':
         this.images = this.images.filter(it => it.step !== record.step || it.prompt !== record.prompt || it.seed !== record.seed);
         this.images.push({ file: this.line, step: record.step, prompt: record.prompt, seed: record.seed, has_clip: Boolean(record.clip) });
@@ -157,12 +161,14 @@ export class RunView {
     this.charts.busy = new Chart(this.panels.device, { height: 90, format: percent, zero: true, legend: true, label: 'utilisation' });
     this.charts.policy = new Chart(part('policy', 'Policy: what it keeps'), { format: percent, zero: true, legend: true, label: 'policy' });
     this.charts.reward = new Chart(this.panels.policy, { height: 110, label: 'reward' });
+    this.charts.rewards = new Chart(part('rewards', 'Rewards'), { legend: true, label: 'rewards' });
+    this.charts.accuracy = new Chart(this.panels.rewards, { format: percent, height: 110, zero: true, label: 'accuracy' });
     for (const [name, title, kind] of [['gallery', 'Samples', 'wide'], ['texts', 'Texts', 'wide'], ['health', 'Health', ''], ['nodes', 'Nodes', 'wide'], ['settings', 'Settings and plan', 'wide'], ['log', 'Log', 'wide']]) part(name, title, kind);
     this.head = el('div', { class: 'head' });
     this.hero = el('section', { class: 'panel wide hero' });
     this.buttons = this.actions();
     this.main.replaceChildren(this.head, el('div', { class: 'grid' }, this.hero,
-      ...['loss', 'gallery', 'texts', 'speed', 'memory', 'device', 'policy', 'health', 'optim', 'rate', 'nodes', 'log', 'settings'].map(name => this.panels[name])));
+      ...['loss', 'gallery', 'texts', 'speed', 'memory', 'device', 'policy', 'rewards', 'health', 'optim', 'rate', 'nodes', 'log', 'settings'].map(name => this.panels[name])));
   }
 
   actions() {
@@ -244,6 +250,9 @@ export class RunView {
     this.charts.busy.plot.hidden = !series.gpu_utilisation.values.length;
     this.panels.policy.hidden = !series.entropy.values.length;
     this.charts.policy.set([line('entropy', 'entropy, of the largest', 'ember'), line('word_ends', 'ends of words', 'teal'), line('same_places', 'same places', 'violet')], { xName });
+    this.panels.rewards.hidden = !series['rewards/chosen'].values.length;
+    this.charts.rewards.set([line('rewards/chosen', 'chosen', 'green'), line('rewards/rejected', 'rejected', 'rose'), line('rewards/margins', 'margins', 'teal')], { xName });
+    this.charts.accuracy.set([line('rewards/accuracies', 'accuracies', 'violet')], { xName });
     this.charts.reward.set([line('reward', 'mean reward', 'green')], { xName });
     this.memoryBox.replaceChildren(summary.memory ? memoryBars(summary.memory.phases, summary.memory.limit_bytes) : '');
     this.drawDevice();

@@ -21,7 +21,9 @@ use weights::plain_file::{open_own, read_plain};
 use self::record::{ProtoMessage, framed};
 use super::figures::{loss_window, mean_loss};
 use super::history::History;
-use super::{Event, EventRecord, MachineSnapshot, PolicyMetrics, RunStart, StepMetrics};
+use super::{
+    Event, EventRecord, MachineSnapshot, PolicyMetrics, RewardMetrics, RunStart, StepMetrics,
+};
 use crate::error::{Result, TrainerError};
 
 /// The folder in that of a run.
@@ -82,6 +84,9 @@ impl TensorBoardLog {
             Event::Step(step) => (step.step, state.step(step)),
             Event::Validation { step, loss } => (*step, vec![scalar("loss/held_out", *loss)]),
             Event::Policy(policy) => (policy.step, policy_scalars(policy)),
+            Event::Rewards(RewardMetrics { step, metrics }) => {
+                (*step, metrics.iter().map(|(name, value)| scalar(name, *value)).collect())
+            }
             Event::Telemetry(felt) => (felt.step, machine_scalars(felt)),
             Event::ImageSample { step, path, prompt, .. } => {
                 let bytes = read_plain(&self.run_folder.join(path)).ok()?;

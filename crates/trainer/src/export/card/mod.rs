@@ -26,7 +26,7 @@ use self::text::{code, plain, yaml};
 use self::usage::{ImageUsage, usage};
 use super::sample_command::sample_options;
 use crate::config::RunConfig;
-use crate::config::training_data::SEQUENCE;
+use crate::config::training_data::is_text;
 use crate::error::Result;
 use crate::event::figures::RunFigures;
 use crate::event::history::{ExportRecord, History, SampleImage, SampleText};
@@ -124,7 +124,7 @@ impl ModelCard {
 
     /// Whether it is of a language model.
     fn is_text(&self) -> bool {
-        self.figures.unit == SEQUENCE
+        is_text(&self.figures.unit)
     }
 
     /// Those of the last step with samples.
@@ -135,12 +135,15 @@ impl ModelCard {
 }
 
 /// Keys that determine the adapter, besides the samples.
-const SETTINGS: [&str; 17] = [
+const SETTINGS: [&str; 20] = [
     "base.dtype",
     "base.quantise",
     "data.resolution",
     "data.caption_dropout",
     "text.length",
+    "preference.method",
+    "preference.beta",
+    "preference.loss_type",
     "adapter.kind",
     "adapter.rank",
     "adapter.alpha",

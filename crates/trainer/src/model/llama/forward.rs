@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use compute::ops::{
-    Activation, Attention, Linear, QkNormRope, Rope, RopeAxis, RopePairs, rope_table,
+    Activation, Attention, Linear, QkNormRope, Rope, RopeAxis, RopePairs, RowWeights, rope_table,
 };
 use compute::{BlockSwap, Device, Dtype, Tape, Tensor, Var};
 
@@ -151,6 +151,30 @@ impl Llama {
     ) -> Result<Var> {
         let hidden = self.hidden_states(tape, ids, first_keys, recompute)?;
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
+    }
+
+    /// A loss of the cross entropies of `targets` [S, N]: `weigh` says what it is, and its derivative by each.
+    pub fn weighted_loss<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &Tensor,
+        targets: &Tensor,
+        recompute: Recompute,
+        weigh: impl FnOnce(&[f64]) -> Result<RowWeights>,
+    ) -> Result<Var> {
+        let hidden = self.hidden_states(tape, ids, None, recompute)?;
+        tape.weighted_cross_entropy(&hidden, &self.head(tape), targets, weigh)
+    }
+
+    /// The cross entropy of each of `targets` [S, N], in nats, by a model that is not trained meanwhile.
+    pub fn token_losses<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &Tensor,
+        targets: &Tensor,
+    ) -> Result<Vec<f64>> {
+        let hidden = self.hidden_states(tape, ids, None, Recompute::None)?;
+        Ok(tape.cross_entropy_with_rows(&hidden, &self.head(tape), targets)?.1.read()?)
     }
 
     /// A KV cache for a text of up to `max_tokens` tokens.

@@ -17,7 +17,7 @@ use weights::{BytesDoneFn, Catalog};
 pub use self::base::TextBase;
 use self::loader::TextLoader;
 pub use self::loader::open_texts;
-use self::samples::SampleTextWriter;
+pub(super) use self::samples::SampleTextWriter;
 use super::data_parallel::{first_rank_first, is_first};
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun};
 use super::folder::RunOutput;
@@ -278,8 +278,14 @@ impl<B: TextBase> LanguageTask<'_, B> {
         let samples = max_tokens.map(|tokens| format!("generate.max_tokens = {tokens}"));
         let changes: Vec<String> = sequences.into_iter().chain(samples).collect();
         let of = |counts: &SizeCounts<SequenceLength>| {
-            let sizes = counts.iter().map(|(size, n)| (length.map_or(*size, SequenceLength), *n));
-            sizes.collect::<SizeCounts<_>>()
+            let shorter = |size: &SequenceLength| {
+                length.map_or(*size, |most| SequenceLength(size.0.min(most)))
+            };
+            let mut sizes = SizeCounts::new();
+            for (size, n) in counts {
+                *sizes.entry(shorter(size)).or_default() += n;
+            }
+            sizes
         };
         let (train, held_out) = (of(&dataset.train), of(&dataset.held_out));
         SmallerTask {
@@ -444,7 +450,10 @@ fn prepare<B: TextBase>(
 }
 
 /// Warns of sequences longer than the model was trained for.
-fn warn_of_length<B: TextBase>(task: &LanguageTask<'_, B>, events: &EventSink<'_>) -> Result<()> {
+pub(super) fn warn_of_length<B: TextBase>(
+    task: &LanguageTask<'_, B>,
+    events: &EventSink<'_>,
+) -> Result<()> {
     let (length, longest) = (task.text.length, task.base.context_length());
     if length <= longest {
         return Ok(());

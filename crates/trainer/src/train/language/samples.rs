@@ -15,7 +15,7 @@ use crate::sample::token_sampler::TokenSampler;
 use crate::task::traits::TrainableModel;
 
 /// Generates sample texts.
-pub(super) struct SampleTextWriter<'a, B> {
+pub(crate) struct SampleTextWriter<'a, B> {
     task: LanguageTask<'a, B>,
     /// Each prompt with its tokens.
     prompts: Vec<(&'a String, Vec<u32>)>,
