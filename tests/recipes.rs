@@ -20,6 +20,7 @@ use trainer::task::traits::DatasetSummary;
 use trainer::train::compress;
 use trainer::train::diffusion::DiffusionTask;
 use trainer::train::language::LanguagePipeline;
+use trainer::train::preference::PreferencePipeline;
 
 use crate::{hearth, said, text};
 
@@ -91,6 +92,12 @@ fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerErro
     if let Some(compress) = config.data.compression() {
         let opened = compress::open(&config, compress, true)?;
         let task = &opened.task(&config)?;
+        let dataset = &task.dataset_summary(config.train.batch_size);
+        return choose(PlanRequest { task, config: &config, dataset }, room);
+    }
+    if let Some(preference) = config.data.preference() {
+        let opened = PreferencePipeline::open(&config, true)?;
+        let task = &opened.task(&config, preference)?;
         let dataset = &task.dataset_summary(config.train.batch_size);
         return choose(PlanRequest { task, config: &config, dataset }, room);
     }
