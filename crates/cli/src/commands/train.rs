@@ -41,6 +41,7 @@ use crate::render::training::TrainingScreen;
 Examples:
   hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
   hearth train --text my-notes --base SmolLM2-135M --out notes
+  hearth train --text pairs.jsonl --base SmolLM2-135M-Instruct --set preference.method=dpo
   hearth train recipes/demo.toml
   hearth train recipes/lm-tiny.toml
   hearth train job.toml --steps 500 --rank 32 --lr 5e-5

@@ -183,12 +183,12 @@ fn labelled_file() -> String {
     lines
 }
 
-struct TestRun {
+struct PreferenceRun {
     end: Result<RunEnd>,
     events: Vec<Event>,
 }
 
-impl TestRun {
+impl PreferenceRun {
     fn new(place: &Path, out: &str, settings: &[&str], stop_after: Option<u64>) -> Self {
         Self::within(1 << 30, place, out, settings, stop_after)
     }
@@ -279,7 +279,7 @@ fn every_method_learns_within_its_plan_and_resumes_to_the_bit() {
         // Nothing but a full fine-tune trains the table of tokens, which is the head here.
         ("full", &["preference.method=orpo", "adapter.kind=full"]),
     ] {
-        let run = TestRun::new(place, name, settings, None);
+        let run = PreferenceRun::new(place, name, settings, None);
         let end = run.end.as_ref().unwrap();
         assert_eq!((end.step, &end.reason), (6, &EndReason::Finished), "{name}");
         let losses = run.losses();
@@ -298,9 +298,9 @@ fn every_method_learns_within_its_plan_and_resumes_to_the_bit() {
         assert_eq!(run.events.iter().filter(is_held_out).count(), 3, "{name}");
 
         let stopped = format!("{name}-stopped");
-        let end = TestRun::new(place, &stopped, settings, Some(3)).end.unwrap();
+        let end = PreferenceRun::new(place, &stopped, settings, Some(3)).end.unwrap();
         assert_eq!((end.step, end.reason), (3, EndReason::Interrupted), "{name}");
-        assert_eq!(TestRun::new(place, &stopped, settings, None).end.unwrap().step, 6);
+        assert_eq!(PreferenceRun::new(place, &stopped, settings, None).end.unwrap().step, 6);
         let bytes = |out: &str| match name {
             "full" => fs::read(place.join(out).join("model/model.safetensors")).unwrap(),
             _ => adapter(place, out),
@@ -317,7 +317,7 @@ fn a_step_takes_what_was_planned() {
         ("whole", ["train.micro_batch=4", "train.recompute=none"]),
         ("parts", ["train.micro_batch=1", "train.recompute=block"]),
     ] {
-        let run = TestRun::new(folder.path(), name, &settings, None);
+        let run = PreferenceRun::new(folder.path(), name, &settings, None);
         run.end.as_ref().unwrap();
         let mut trained = 0;
         for event in &run.events {
@@ -339,7 +339,7 @@ fn the_size_of_micro_batches_changes_sums_only() {
     let labelled = labelled(place);
     for settings in [&["preference.method=dpo"][..], &["preference.method=kto", &labelled]] {
         let of = |micro: &str| {
-            let run = TestRun::new(place, "run", &[settings, &[micro]].concat(), None);
+            let run = PreferenceRun::new(place, "run", &[settings, &[micro]].concat(), None);
             run.end.as_ref().unwrap();
             fs::remove_dir_all(place.join("run")).unwrap();
             (run.losses(), run.metrics())
@@ -363,7 +363,7 @@ fn the_size_of_micro_batches_changes_sums_only() {
 fn what_cannot_be_trained_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let said = |out: &str, settings: &[&str]| {
-        TestRun::new(folder.path(), out, settings, None).end.unwrap_err().to_string()
+        PreferenceRun::new(folder.path(), out, settings, None).end.unwrap_err().to_string()
     };
     assert!(said("a", &["adapter.kind=full"]).contains("which a full fine-tune changes"));
     let labelled = labelled(folder.path());
@@ -373,7 +373,7 @@ fn what_cannot_be_trained_is_refused() {
     assert!(error.contains("expected prompt, completion and label"), "{error}");
     let error = said("d", &[&labelled]);
     assert!(error.contains("expected prompt, chosen and rejected"), "{error}");
-    let small = TestRun::within(1 << 20, folder.path(), "e", &[], None).end.unwrap_err();
+    let small = PreferenceRun::within(1 << 20, folder.path(), "e", &[], None).end.unwrap_err();
     assert!(matches!(small, TrainerError::TooLarge { .. }), "{small}");
 }
 
