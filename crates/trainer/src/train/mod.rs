@@ -37,10 +37,9 @@ pub(crate) mod tests;
 use compute::CancelToken;
 
 use self::begin::begin;
-use self::data_parallel::{first_rank_first, is_first};
+use self::data_parallel::is_first;
 pub use self::device::DeviceSetup;
 use self::device::{MeteredDevice, RunSetup};
-use self::diffusion::DiffusionTask;
 use self::folder::RunOutput;
 use self::language::LanguagePipeline;
 use self::listeners::OwnListeners;
@@ -52,7 +51,6 @@ use crate::event::figures::RunFigures;
 use crate::event::history::History;
 use crate::event::{EndReason, Event, EventListener, EventRecord, EventSink, Phase, RunEnd};
 use crate::export::card;
-use crate::model::diffusion::Pipeline;
 use crate::report;
 use crate::task::traits::DataLoader;
 
@@ -101,7 +99,7 @@ fn train_into(
     let RunOutput { folder, events } = output;
     events.emit(Event::Phase { name: Phase::Open })?;
     let end = match &config.data {
-        TrainingData::Images { .. } => train_images(config, device_setup, output),
+        TrainingData::Images { .. } => diffusion::train(config, device_setup, output),
         TrainingData::Texts { preference: Some(preference), .. } => {
             preference::train(config, preference, device_setup, output)
         }
@@ -121,26 +119,6 @@ fn train_into(
     let is_done = end.reason.is_done() && is_first(device_setup.world);
     if is_done && config.adapter.kind != AdapterKind::Full {
         card::write(&folder.path, config)?;
-    }
-    Ok(end)
-}
-
-/// Trains a diffusion model on images.
-fn train_images(
-    config: &RunConfig,
-    device_setup: &DeviceSetup<'_>,
-    output: RunOutput<'_>,
-) -> Result<RunEnd> {
-    let RunOutput { folder, events } = output;
-    let mut pipeline = Pipeline::open(&folder.base(config)?, &config.base.parts())?;
-    let prepare = || diffusion::prepare(config, &pipeline, device_setup, events);
-    let (planned, index, device) = first_rank_first(device_setup.world, prepare)?;
-    let task = DiffusionTask::new(&planned.config, &pipeline)?;
-    let loader = diffusion::ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
-    let setup = planned.setup(device_setup);
-    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
-    if end.reason.is_done() && is_first(device_setup.world) {
-        diffusion::write_result(&planned.config, &mut pipeline, end.step, folder, events)?;
     }
     Ok(end)
 }

@@ -20,11 +20,12 @@ use self::batch::EncodedSample;
 pub(crate) use self::loader::ImageLoader;
 use self::noise::{FIXED_TIMESTEPS, NoiseSampler, NoisySample, noisy_latents, reference_latents};
 use self::samples::SampleImageWriter;
+use super::data_parallel::{first_rank_first, is_first};
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun, RunSetup};
-use super::folder::RunFolder;
+use super::folder::{RunFolder, RunOutput};
 use super::pacing::{PacedProgress, Pacer, Pacing};
 use super::preparation::{emit_findings, emit_progress};
-use super::{checkpoint, full};
+use super::{checkpoint, full, run_training};
 use crate::cache::scaled::{RESOLUTIONS, fewer_frames};
 use crate::cache::{
     CacheBuilder, CacheIndex, CacheRequest, CachedLatents, largest_images, plan_images,
@@ -37,7 +38,7 @@ use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
 use crate::data::{Bucket, ReferenceSize, SampleSize};
 use crate::error::Result;
-use crate::event::{Event, EventSink, Phase};
+use crate::event::{Event, EventSink, Phase, RunEnd};
 use crate::export::check_form;
 use crate::export::fuse::{check_dora, check_lokr};
 use crate::export::{ExportedFile, export};
@@ -381,8 +382,28 @@ impl DiffusionTask<'_> {
     }
 }
 
+/// Trains a diffusion model on images: the stages that come before and after the loop.
+pub(super) fn train(
+    config: &RunConfig,
+    device_setup: &DeviceSetup<'_>,
+    output: RunOutput<'_>,
+) -> Result<RunEnd> {
+    let RunOutput { folder, events } = output;
+    let mut pipeline = Pipeline::open(&folder.base(config)?, &config.base.parts())?;
+    let prepared = || prepare(config, &pipeline, device_setup, events);
+    let (planned, index, device) = first_rank_first(device_setup.world, prepared)?;
+    let task = DiffusionTask::new(&planned.config, &pipeline)?;
+    let loader = ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
+    let setup = planned.setup(device_setup);
+    let end = run_training(&planned.config, &task, loader, setup, device, output)?;
+    if end.reason.is_done() && is_first(device_setup.world) {
+        write_result(&planned.config, &mut pipeline, end.step, folder, events)?;
+    }
+    Ok(end)
+}
+
 /// Finds the images, plans the run, and encodes what is not in the cache.
-pub(super) fn prepare(
+fn prepare(
     config: &RunConfig,
     pipeline: &Pipeline,
     device_setup: &DeviceSetup<'_>,
@@ -482,7 +503,7 @@ fn encode(
 }
 
 /// Exports what was trained from the checkpoint of the last step, in every format of the job.
-pub(super) fn write_result(
+fn write_result(
     config: &RunConfig,
     pipeline: &mut Pipeline,
     step: u64,
