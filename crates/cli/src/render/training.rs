@@ -206,11 +206,15 @@ impl ScreenState {
         let line = |line| vec![ScreenLine::Line(line)];
         match &record.event {
             Event::Begin(begin) => beginning(begin).into_iter().map(ScreenLine::Line).collect(),
+            Event::Rewards(rewards) if rewards.is_held_out() => {
+                line(format!("step {}: held-out {}", rewards.step, reward_words(rewards)))
+            }
             Event::Phase { .. }
             | Event::Progress(_)
             | Event::Step(_)
             | Event::Health { .. }
             | Event::Policy(_)
+            | Event::Rewards(_)
             | Event::Memory { .. }
             | Event::Telemetry(_)
             | Event::Exported { .. }
@@ -223,10 +227,6 @@ impl ScreenState {
                 let perplexity = perplexity.unwrap_or_default();
                 line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
             }
-            Event::Rewards(rewards) if rewards.is_held_out() => {
-                line(format!("step {}: held-out {}", rewards.step, reward_words(rewards)))
-            }
-            Event::Rewards(_) => Vec::new(),
             Event::ImageSample { step, path, prompt, .. } => {
                 line(format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display()))
             }

@@ -75,13 +75,13 @@ impl PreferenceConfig {
     pub(super) fn new(raw: RawPreference, rows: &mut ResolvedKeys) -> Result<Self, ConfigError> {
         let config = raw.decide("preference", rows)?;
         let method = format!("preference.method = {}", rows.value("preference.method"));
-        let is_fitting = match (config.method, config.loss_type) {
+        let is_of_another = matches!(
+            (config.method, config.loss_type),
             (PreferenceMethod::Dpo, Some(PreferenceLoss::Kto(_)))
-            | (PreferenceMethod::Kto, Some(PreferenceLoss::Dpo(_)))
-            | (PreferenceMethod::Orpo, Some(_)) => false,
-            _ => true,
-        };
-        if !is_fitting || config.method == PreferenceMethod::Orpo {
+                | (PreferenceMethod::Kto, Some(PreferenceLoss::Dpo(_)))
+                | (PreferenceMethod::Orpo, Some(_))
+        );
+        if is_of_another || config.method == PreferenceMethod::Orpo {
             rows.leave_out("preference.loss_type", &method)?;
         }
         if config.method != PreferenceMethod::Kto {

@@ -301,9 +301,8 @@ impl TrainingData {
     /// Tokens of a sample; none of images.
     pub fn sample_tokens(&self) -> Option<usize> {
         match self {
-            Self::Images { .. } => None,
             // Answers are as long as they are.
-            Self::Texts { preference: Some(_), .. } => None,
+            Self::Images { .. } | Self::Texts { preference: Some(_), .. } => None,
             Self::Texts { text, preference: None, .. } => Some(text.length),
         }
     }
