@@ -26,7 +26,7 @@ pub struct AdapterConfig {
 section! {
     /// Which layers get an adapter, and of what size.
     pub(super) RawAdapter => AdapterKeys {
-        /// `lora`; `dora`: LoRA with a trained magnitude per output; `loha`: elementwise product of two LoRAs; `lokr`: Kronecker product; `full`: full fine-tune of all weights, no adapter
+        /// `lora`; `dora`: LoRA with a trained magnitude per output; `loha`: elementwise product of two low-rank matrices; `lokr`: Kronecker product; `full`: full fine-tune of all weights, no adapter
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
         /// LoRA rank (kohya: `network_dim`). With `loha` a layer computes with its square, and 8 if not set
         rank: usize = Default(DEFAULT_RANK), Within(1.0, 4096.0);

@@ -152,7 +152,7 @@ fn decompose_factor(layers: &BTreeMap<String, LayerWeights>) -> Result<i64> {
     }
     let candidates: BTreeSet<usize> = splits.iter().map(|[outer, _]| *outer).collect();
     let found = candidates.into_iter().find(|factor| gives(Some(*factor)));
-    found.map(|factor| factor as i64).ok_or_else(|| TrainerError::Request {
+    found.and_then(|factor| i64::try_from(factor).ok()).ok_or_else(|| TrainerError::Request {
         problem: "PEFT has one decompose_factor, and none gives the Kronecker factors of all layers of this LoKr"
             .into(),
         hint: "export it for comfyui or kohya, or merge it with `hearth export --merge`",

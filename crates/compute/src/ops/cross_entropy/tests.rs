@@ -58,6 +58,7 @@ fn what_is_frozen_has_no_gradient() {
 }
 
 /// A loss that is no sum of the rows', so that a row's weight depends on all of them: the square of a weighted sum.
+#[allow(clippy::unnecessary_wraps)] // As losses are that may fail.
 fn squared(losses: &[f64]) -> crate::Result<RowWeights> {
     let counted = || losses.iter().zip(&TARGETS).zip(ROW_FACTORS);
     let sum: f64 = counted()

@@ -126,7 +126,9 @@ pub fn weight_gradient(
                 load(&gradient[first * to * width..][..some_g.len()], &mut some_g);
                 add_dots(&some_g, &some_x, sums, to, from, width);
             }
-            sums.iter_mut().for_each(|sum| *sum *= scale);
+            for sum in sums {
+                *sum *= scale;
+            }
         });
     });
 }

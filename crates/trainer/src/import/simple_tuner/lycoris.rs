@@ -46,7 +46,7 @@ pub(super) fn adapter(mapping: &mut Mapping) -> Result<(), ImportError> {
     match (targets.is_some(), has("Attention"), has("FeedForward")) {
         (true, true, false) => mapping.set("adapter.targets", "attention", FROM),
         (true, false, _) => {
-            mapping.refuse(FROM, "layers are chosen by name: write adapter.targets into the job")
+            mapping.refuse(FROM, "layers are chosen by name: write adapter.targets into the job");
         }
         _ => mapping.set("adapter.targets", "all", FROM),
     }

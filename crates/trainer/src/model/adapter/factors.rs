@@ -195,12 +195,14 @@ impl AdapterMatrix {
     }
 
     /// Some rows.
+    #[must_use]
     pub fn some_rows(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let values: Vec<f32> = rows.into_iter().flat_map(|row| self.row(row).to_vec()).collect();
         Self { rows: values.len() / self.columns.max(1), columns: self.columns, values }
     }
 
     /// Some columns.
+    #[must_use]
     pub fn some_columns(&self, columns: &[usize]) -> Self {
         let rows = (0..self.rows).map(|row| self.row(row));
         let values = rows.flat_map(|row| columns.iter().map(move |column| row[*column])).collect();

@@ -276,13 +276,11 @@ impl AdapterFile {
         let has_alpha = self.has(place, "alpha");
         let of_config = || Some(self.setting(place, "r", "rank_pattern")? as usize);
         let rank_of_config = rank.or_else(|| of_config().filter(|_| !has_alpha));
-        match rank_of_config {
-            Some(rank) => Ok(self.alpha(place, "alpha", rank)? / rank as f32),
-            None => {
-                self.claimed.insert(format!("{}.alpha", place.stem));
-                Ok(1.0)
-            }
+        if let Some(rank) = rank_of_config {
+            return Ok(self.alpha(place, "alpha", rank)? / rank as f32);
         }
+        self.claimed.insert(format!("{}.alpha", place.stem));
+        Ok(1.0)
     }
 
     /// The outer factor's rows that are the layer's own, where a file has several layers as one.

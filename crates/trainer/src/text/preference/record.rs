@@ -161,7 +161,8 @@ mod tests {
     use super::*;
 
     fn of(value: Value) -> Map<String, Value> {
-        value.as_object().unwrap().clone()
+        let Value::Object(fields) = value else { panic!("{value} is no object") };
+        fields
     }
 
     fn completion(prompt: &str, completion: &str) -> TextRecord {

@@ -19,6 +19,7 @@ use crate::config::RawConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{EndReason, Event, EventRecord, RewardMetrics, RunEnd};
 use crate::model::adapter::Adapters;
+use crate::model::adapter::factors::Factors;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::build::Precision;
 use crate::model::host::relative_error;
@@ -119,7 +120,8 @@ fn losses_and_gradients_are_those_of_trl() {
             tape.backward(&loss, &mut gradients).unwrap();
             let mut seen = 0;
             for layer in &adapters.layers {
-                for (name, key) in [("lora_A", layer.down), ("lora_B", layer.up)] {
+                let Factors::Lora { down, up } = layer.factors else { unreachable!("a LoRA") };
+                for (name, key) in [("lora_A", down), ("lora_B", up)] {
                     let method = batch["method"].as_str().unwrap();
                     let name = format!("{method}.{loss_type}.{}.{name}.weight", layer.module);
                     let tensor = expected.find(&name).unwrap();
