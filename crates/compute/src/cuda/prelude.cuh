@@ -154,7 +154,7 @@ DEVICE void block_sums(int step, float& a, float& b) {
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // As `Activation` is numbered.
-enum { NONE, GELU_TANH, GELU_ERF, QUICK_GELU, SILU };
+enum { NONE, GELU_TANH, GELU_ERF, QUICK_GELU, SILU, TANH };
 
 // Hendrycks and Gimpel, arXiv 1606.08415, section 2: sqrt(2 / pi), the cubic term, x * sigmoid(1.702 x).
 #define GELU_SCALE 0.7978846f
@@ -169,6 +169,7 @@ DEVICE float activation(int kind, float x) {
     case GELU_ERF: return 0.5f * x * erfcf(-x * INVERSE_SQRT_2);
     case QUICK_GELU: return x * sigmoid(QUICK * x);
     case SILU: return x * sigmoid(x);
+    case TANH: return tanhf(x);
     default: return x;
     }
 }
@@ -188,6 +189,10 @@ DEVICE float activation_slope(int kind, float x) {
         return 0.5f * erfcf(-x * INVERSE_SQRT_2) + x * INVERSE_SQRT_2_PI * expf(-0.5f * x * x);
     case QUICK_GELU: return gate_slope(x, QUICK * x, QUICK);
     case SILU: return gate_slope(x, x, 1.0f);
+    case TANH: {
+        float y = tanhf(x);
+        return 1.0f - y * y;
+    }
     default: return 1.0f;
     }
 }

@@ -237,6 +237,18 @@ fn logarithm(x: f32) -> f32 {
 
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exponential(-x)); }
 
+// By the polynomial of Cephes (tanhf) near 0, where the exponential would lose digits.
+fn hyperbolic_tangent(x: f32) -> f32 {
+    let square = x * x;
+    var p = -5.7049887e-3;
+    p = p * square + 2.0639089e-2;
+    p = p * square - 5.3739716e-2;
+    p = p * square + 1.3331442e-1;
+    p = p * square - 3.3333282e-1;
+    let size = 1.0 - 2.0 / (exponential(2.0 * abs(x)) + 1.0);
+    return select(select(size, -size, x < 0.0), x + x * square * p, abs(x) < 0.625);
+}
+
 // As on the CPU (Numerical Recipes, section 6.2).
 fn erfc(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.5 * abs(x));
@@ -259,6 +271,7 @@ const GELU_TANH: u32 = 1u;
 const GELU_ERF: u32 = 2u;
 const QUICK_GELU: u32 = 3u;
 const SILU: u32 = 4u;
+const TANH: u32 = 5u;
 
 // Hendrycks and Gimpel, arXiv 1606.08415, section 2: sqrt(2 / pi), the cubic term, x * sigmoid(1.702 x).
 const GELU_SCALE: f32 = 0.7978846;
@@ -273,6 +286,7 @@ fn activation(kind: u32, x: f32) -> f32 {
         case GELU_ERF: { return 0.5 * x * erfc(-x * INVERSE_SQRT_2); }
         case QUICK_GELU: { return x * sigmoid(QUICK * x); }
         case SILU: { return x * sigmoid(x); }
+        case TANH: { return hyperbolic_tangent(x); }
         default: { return x; }
     }
 }
@@ -295,6 +309,10 @@ fn activation_slope(kind: u32, x: f32) -> f32 {
         }
         case QUICK_GELU: { return gate_slope(x, QUICK * x, QUICK); }
         case SILU: { return gate_slope(x, x, 1.0); }
+        case TANH: {
+            let y = hyperbolic_tangent(x);
+            return 1.0 - y * y;
+        }
         default: { return 1.0; }
     }
 }

@@ -123,6 +123,7 @@ fn elementwise_cases() -> Vec<SelfTestCase> {
         ("gelu by erf", Activation::GeluErf),
         ("quick gelu", Activation::QuickGelu),
         ("silu", Activation::Silu),
+        ("tanh", Activation::Tanh),
     ];
     for (name, activation) in activations {
         all.push(SelfTestCase::new(name, &[x], move |tape, v| tape.activate(&v[0], activation)));

@@ -81,7 +81,7 @@ impl Activation {
                 }
             };
         }
-        loops!(None, GeluTanh, GeluErf, QuickGelu, Silu);
+        loops!(None, GeluTanh, GeluErf, QuickGelu, Silu, Tanh);
     }
 
     #[inline(always)]
@@ -93,6 +93,8 @@ impl Activation {
             Self::GeluErf => 0.5 * x * erfc(-x * INVERSE_SQRT_2),
             Self::QuickGelu => x * sigmoid(QUICK * x),
             Self::Silu => x * sigmoid(x),
+            // Not by the sigmoid, which loses the digits of small numbers.
+            Self::Tanh => x.tanh(),
         }
     }
 
@@ -113,6 +115,10 @@ impl Activation {
             }
             Self::QuickGelu => gate(QUICK * x, QUICK),
             Self::Silu => gate(x, 1.0),
+            Self::Tanh => {
+                let y = x.tanh();
+                1.0 - y * y
+            }
         }
     }
 }

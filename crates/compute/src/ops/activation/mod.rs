@@ -28,6 +28,8 @@ pub enum Activation {
     QuickGelu,
     /// x · sigmoid(x)
     Silu,
+    /// tanh(x)
+    Tanh,
 }
 
 /// FLOPs per element, for the work counter; an exponential counts as ten.

@@ -16,15 +16,17 @@ pub fn exact(activation: Activation, x: Dual) -> Dual {
         Activation::GeluErf => half * x * (one + (x * std::f64::consts::FRAC_1_SQRT_2).erf()),
         Activation::QuickGelu => x * sigmoid(x * 1.702),
         Activation::Silu => x * sigmoid(x),
+        Activation::Tanh => x.tanh(),
     }
 }
 
-pub const ALL: [Activation; 5] = [
+pub const ALL: [Activation; 6] = [
     Activation::None,
     Activation::GeluTanh,
     Activation::GeluErf,
     Activation::QuickGelu,
     Activation::Silu,
+    Activation::Tanh,
 ];
 
 #[test]
@@ -49,6 +51,11 @@ fn extremes_stay_what_they_are() {
                 || activation == Activation::None
         );
         assert_eq!(activation.value(0.0), 0.0);
+        if activation == Activation::Tanh {
+            assert_eq!([50.0, -50.0].map(|x| activation.value(x)), [1.0, -1.0]);
+            assert_eq!(activation.derivative(-50.0), 0.0);
+            continue;
+        }
         assert_eq!(activation.value(50.0), 50.0);
         assert!((activation.derivative(50.0) - 1.0).abs() < 1e-6);
         if activation != Activation::None {
