@@ -308,7 +308,12 @@ impl<'a> ModelBuilder<'a> {
     /// An embedding (or tied head), `name.weight` [rows, width]: never quantised, trainable in a full
     /// fine-tune.
     pub fn embedding(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<ModelTensor> {
-        let name = format!("{name}.weight");
+        self.parameter(format!("{name}.weight"), sizes)
+    }
+
+    /// An array that is trainable in a full fine-tune, such as a learned token: never quantised.
+    pub fn parameter(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<ModelTensor> {
+        let name = name.to_string();
         let table = self.array(&name, sizes)?;
         self.slot(&name, table)
     }

@@ -1,5 +1,6 @@
 //! Gradient checkpointing: what of a model is recomputed in backward to save memory.
 
+use compute::BlockSwap;
 use serde::{Deserialize, Serialize};
 
 /// What is recomputed.
@@ -44,4 +45,15 @@ impl Recompute {
             Self::KeepAttention | Self::Block => true,
         }
     }
+}
+
+/// How a block is run.
+#[derive(Clone, Copy)]
+pub struct BlockRun<'m> {
+    /// The blocks that are offloaded.
+    pub block_swap: Option<&'m BlockSwap>,
+    /// The block's number among all blocks of the model.
+    pub index: usize,
+    /// Gradient checkpointing.
+    pub recompute: Recompute,
 }

@@ -8,7 +8,7 @@ use super::layer::LinearLayer;
 use crate::error::Result;
 
 /// Width of the sinusoidal embedding of most families: half cosines, then as many sines.
-const EMBEDDING_DIM: usize = 256;
+pub const EMBEDDING_DIM: usize = 256;
 /// The longest period, relative to the shortest.
 const MAX_PERIOD: f32 = 10_000.0;
 
@@ -22,17 +22,17 @@ pub struct TimestepEmbedder {
 impl TimestepEmbedder {
     /// With `linear_1` and `linear_2`.
     pub fn new(build: ModelBuilder<'_>, width: usize) -> Result<Self> {
-        Self::with_layers(build, ["linear_1", "linear_2"], [EMBEDDING_DIM, width])
+        Self::with_layers(build, ["linear_1", "linear_2"], [EMBEDDING_DIM, width, width])
     }
 
-    /// With layers of other names, and sinusoids of another width.
+    /// With layers of other names and widths: of the sinusoids, between the layers, and of the result.
     pub fn with_layers(
         mut build: ModelBuilder<'_>,
         [first, second]: [&str; 2],
-        [embedding_dim, width]: [usize; 2],
+        [embedding_dim, inner, width]: [usize; 3],
     ) -> Result<Self> {
-        let first = build.linear_unquantised(first, embedding_dim, width)?;
-        let second = build.linear_unquantised(second, width, width)?;
+        let first = build.linear_unquantised(first, embedding_dim, inner)?;
+        let second = build.linear_unquantised(second, inner, width)?;
         Ok(Self { first, second, embedding_dim })
     }
 

@@ -90,18 +90,23 @@ pub struct JointPositions {
     pub lengths: Option<Tensor>,
 }
 
-/// θ of the rotary embedding.
-const THETA: f64 = 10_000.0;
+/// θ of the rotary embedding of FLUX.1 and Qwen-Image.
+pub const THETA: f64 = 10_000.0;
 
-/// The rotary table of tokens, by the position of each on three axes: image index, row and column.
-pub fn rotary_table(tape: &Tape<'_>, axes: [usize; 3], positions: &[f32]) -> Result<Tensor> {
+/// The rotary table of tokens, by the position of each on several axes, such as image index, row and column.
+pub fn rotary_table<const AXES: usize>(
+    tape: &Tape<'_>,
+    theta: f64,
+    axes: [usize; AXES],
+    positions: &[f32],
+) -> Result<Tensor> {
     let sizes = [positions.len() / axes.len(), axes.iter().sum()];
-    let axes = axes.map(|width| RopeAxis::new(width, THETA));
+    let axes = axes.map(|width| RopeAxis::new(width, theta));
     Ok(tape.device().upload(sizes, &rope_table(&axes, positions))?)
 }
 
 /// Checks that the axes of a rotary embedding fill a head.
-pub fn check_axes(axes: [usize; 3], head_dim: usize) -> std::result::Result<(), Unsupported> {
+pub fn check_axes(axes: &[usize], head_dim: usize) -> std::result::Result<(), Unsupported> {
     let n: usize = axes.iter().sum();
     let problem = format!("axes_dims_rope sums to {n}, a head has {head_dim}");
     Unsupported::unless(n == head_dim, problem)?;

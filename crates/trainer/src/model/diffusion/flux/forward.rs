@@ -13,7 +13,7 @@ use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, MLP_RATIO,
-    PromptUse, QkvOptions, QkvProjections, rotary_table,
+    PromptUse, QkvOptions, QkvProjections, THETA, rotary_table,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -119,7 +119,7 @@ impl Flux {
         };
         let image: Vec<f32> = sizes.iter().enumerate().flat_map(of_image).collect();
         let all = [&image[..], &vec![0.0; 3 * n_prompt]].concat();
-        let table = |positions| rotary_table(tape, self.config.axes_dims_rope, positions);
+        let table = |positions| rotary_table(tape, THETA, self.config.axes_dims_rope, positions);
         Ok([table(&image)?, table(&all)?])
     }
 }

@@ -218,7 +218,7 @@ impl Architecture for FluxConfig {
     }
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
-        check_axes(self.axes_dims_rope, self.attention_head_dim)?;
+        check_axes(&self.axes_dims_rope, self.attention_head_dim)?;
         let (input, output) = (self.in_channels, self.out_channels.unwrap_or(self.in_channels));
         Unsupported::unless(
             input == output,

@@ -3,13 +3,13 @@
 //! Shapes: S samples, N tokens of images or clips, C prompt tokens, D width.
 
 use compute::ops::{Activation, Attention, QkNormRope, Rope, RopePairs};
-use compute::{BlockSwap, Tape, Tensor, Var};
+use compute::{Tape, Tensor, Var};
 
 use super::Kandinsky5Config;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::{LinearLayer, ModelTensor};
-use crate::model::recompute::Recompute;
+use crate::model::recompute::{BlockRun, Recompute};
 
 /// Of every layer norm.
 pub const EPSILON: f32 = 1e-5;
@@ -25,17 +25,6 @@ pub struct TokenPositions {
     pub visual: Tensor,
     /// Tokens of each prompt, u32 `[S]`, if not all count.
     pub text_lengths: Option<Tensor>,
-}
-
-/// How blocks are run.
-#[derive(Clone, Copy)]
-pub struct BlockRun<'m> {
-    /// The blocks that are offloaded.
-    pub block_swap: Option<&'m BlockSwap>,
-    /// The block's number among all.
-    pub index: usize,
-    /// Gradient checkpointing.
-    pub recompute: Recompute,
 }
 
 /// A block of the prompt: self-attention and feed-forward.

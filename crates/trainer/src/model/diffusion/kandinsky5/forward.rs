@@ -7,14 +7,14 @@ use compute::ops::{Activation, PatchOrder};
 use compute::{BlockSwap, Dtype, Tape, Tensor, Var};
 
 use super::Kandinsky5Config;
-use super::blocks::{BlockRun, EPSILON, PromptBlock, TokenPositions, VisualBlock};
+use super::blocks::{EPSILON, PromptBlock, TokenPositions, VisualBlock};
 use super::positions::{grid_table, scale_factor, text_table};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::layer::{LinearLayer, ModelTensor};
-use crate::model::recompute::Recompute;
+use crate::model::recompute::{BlockRun, Recompute};
 use crate::model::timestep::TimestepEmbedder;
 
 /// The transformer.
@@ -47,7 +47,7 @@ impl Kandinsky5 {
             timestep: TimestepEmbedder::with_layers(
                 build.at("time_embeddings"),
                 ["in_layer", "out_layer"],
-                [d, time_dim],
+                [d, time_dim, time_dim],
             )?,
             text: TextEmbedder::new(build.at("text_embeddings"), config.in_text_dim, d)?,
             pooled: TextEmbedder::new(

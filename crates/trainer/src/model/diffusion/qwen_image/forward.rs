@@ -13,7 +13,7 @@ use crate::model::diffusion::condition::TOKENS;
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, PromptUse,
-    rotary_table,
+    THETA, rotary_table,
 };
 use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::Recompute;
@@ -94,7 +94,8 @@ impl QwenImage {
         sizes: &[[usize; 2]],
         prompts: &[usize],
     ) -> Result<JointPositions> {
-        let table = |positions: &[f32]| rotary_table(tape, self.config.axes_dims_rope, positions);
+        let axes = self.config.axes_dims_rope;
+        let table = |positions: &[f32]| rotary_table(tape, THETA, axes, positions);
         let n_prompt = prompts.iter().copied().max().unwrap_or(0);
         let (images, prompt) = places(sizes, n_prompt);
         let n: usize = sizes.iter().map(|[rows, columns]| rows * columns).sum();

@@ -239,7 +239,7 @@ impl Architecture for QwenImageConfig {
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
         self.check_kind()?;
-        check_axes(self.axes_dims_rope, self.attention_head_dim)?;
+        check_axes(&self.axes_dims_rope, self.attention_head_dim)?;
         let sizes = [self.patch_size, self.in_channels, self.num_layers, self.width()];
         Unsupported::unless(!sizes.contains(&0), "a size is 0".into())?;
         // Without it, diffusers takes as many channels as a token has values.
