@@ -92,8 +92,8 @@ pub trait EncoderStack: Clone {
     /// Builds a block.
     fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<Self::Block>;
 
-    /// Builds the weight of the last norm.
-    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var>;
+    /// Builds the weight of the last norm; none where hidden states are taken as the last block gives them.
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Option<Var>>;
 
     /// The token embedding, [vocabulary, D].
     fn tokens(embedding: &Self::Embedding) -> &Var;
@@ -128,7 +128,7 @@ pub struct StackedEncoder<C: EncoderStack> {
     config: C,
     embedding: C::Embedding,
     blocks: Vec<C::Block>,
-    norm: Var,
+    norm: Option<Var>,
 }
 
 impl<C: EncoderStack> StackedEncoder<C> {
@@ -161,7 +161,7 @@ impl<C: EncoderStack> StackedEncoder<C> {
         for block in &self.blocks {
             x = self.config.forward(tape, block, &x, &inputs, lengths.as_ref())?;
         }
-        Ok(tape.rms_norm(&x, Some(&self.norm), self.config.epsilon())?)
+        finish(&self.config, tape, x, self.norm.as_ref())
     }
 
     /// Encodes a prompt, perhaps with images: [1, N, D].
@@ -176,7 +176,15 @@ impl<C: EncoderStack> StackedEncoder<C> {
         for block in &self.blocks {
             x = config.forward(tape, block, &x, &inputs, None)?;
         }
-        Ok(tape.rms_norm(&x, Some(&self.norm), config.epsilon())?)
+        finish(config, tape, x, self.norm.as_ref())
+    }
+}
+
+/// The output of the last block, normed where that is asked for.
+fn finish<C: EncoderStack>(config: &C, tape: &Tape<'_>, x: Var, norm: Option<&Var>) -> Result<Var> {
+    match norm {
+        Some(norm) => Ok(tape.rms_norm(&x, Some(norm), config.epsilon())?),
+        None => Ok(x),
     }
 }
 
@@ -277,8 +285,8 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
         }
         let (norm, adapters) = self.load(device, |build| self.config.last_norm(build))?;
         let tape = Tape::inference(device, &adapters.params, 0);
-        let last = |state: &Var| Ok(tape.rms_norm(state, Some(&norm), self.config.epsilon())?);
-        states.iter().map(last).collect()
+        let last = |state| finish(self.config, &tape, state, norm.as_ref());
+        states.into_iter().map(last).collect()
     }
 
     /// A part of the model, and the adapters beside its layers.

@@ -214,8 +214,8 @@ impl EncoderStack for T5Config {
         T5Block::new(self, build, index)
     }
 
-    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
-        build.vector("encoder.final_layer_norm.weight", self.d_model)
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Option<Var>> {
+        build.vector("encoder.final_layer_norm.weight", self.d_model).map(Some)
     }
 
     fn tokens(embedding: &T5Embedding) -> &Var {

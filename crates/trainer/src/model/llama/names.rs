@@ -49,6 +49,40 @@ pub fn gguf(config: &LlamaConfig) -> CheckpointLayout<'static> {
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
 }
 
+const EMBEDDING: &str = "embed_tokens.weight";
+
+/// What the names of a model begin with in files of transformers: `model.`, `model.language_model.` in newer files of models
+/// with a vision tower, or nothing where the model was saved without its output layer.
+pub fn prefix(catalog: &Catalog) -> String {
+    let mut found = catalog.tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(EMBEDDING));
+    found.next().unwrap_or("model.").to_owned()
+}
+
+/// Layers that are looked for in a file. Chosen: far more than any model has.
+const MOST_LAYERS: usize = 4096;
+
+/// Infers a model's settings from the shapes of its tensors, and from `like` what they do not tell.
+pub fn infer(
+    like: &LlamaConfig,
+    shape: impl Fn(&str) -> Option<Vec<usize>>,
+) -> Option<LlamaConfig> {
+    let shape = |name: &str| shape(&format!("model.{name}.weight"));
+    let rows = |layer: &str| shape(&format!("layers.0.{layer}"))?.first().copied();
+    let &[vocab_size, hidden_size] = &shape("embed_tokens")?[..] else { return None };
+    let is_there = |index: &usize| shape(&format!("layers.{index}.mlp.up_proj")).is_some();
+    let head_dim = rows("self_attn.q_norm").unwrap_or(like.head_dim).max(1);
+    Some(LlamaConfig {
+        vocab_size,
+        hidden_size,
+        intermediate_size: rows("mlp.up_proj")?,
+        num_hidden_layers: (0..MOST_LAYERS).take_while(is_there).count(),
+        num_attention_heads: rows("self_attn.q_proj")? / head_dim,
+        num_key_value_heads: rows("self_attn.k_proj")? / head_dim,
+        head_dim,
+        ..like.clone()
+    })
+}
+
 /// Whether GGUF files permute a tensor's rows. Mistral's models have the architecture `llama` there.
 pub(crate) fn is_permuted(config: &LlamaConfig, name: &str) -> bool {
     let is_family = matches!(config.family, LanguageFamily::Llama | LanguageFamily::Mistral);

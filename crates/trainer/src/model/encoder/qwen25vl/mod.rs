@@ -144,20 +144,7 @@ pub fn is_qwen25vl(catalog: &Catalog) -> bool {
 /// Infers the config of a file from its shapes, and from `like` what they do not tell: the width of heads, epsilon and
 /// rotary settings.
 pub fn infer(catalog: &Catalog, like: &Qwen25VlConfig) -> Option<Qwen25VlConfig> {
-    let shape = |name: &str| shape_of(catalog, &format!("model.{name}.weight"));
-    let rows = |layer: &str| shape(&format!("layers.0.{layer}"))?.first().copied();
-    let &[vocab_size, hidden_size] = &shape("embed_tokens")?[..] else { return None };
-    let is_there = |index: &usize| shape(&format!("layers.{index}.mlp.up_proj")).is_some();
-    let head_dim = like.text.head_dim.max(1);
-    let text = LlamaConfig {
-        vocab_size,
-        hidden_size,
-        intermediate_size: rows("mlp.up_proj")?,
-        num_hidden_layers: (0..catalog.tensors.len()).take_while(is_there).count(),
-        num_attention_heads: rows("self_attn.q_proj")? / head_dim,
-        num_key_value_heads: rows("self_attn.k_proj")? / head_dim,
-        ..like.text.clone()
-    };
+    let text = names::infer(&like.text, |name| shape_of(catalog, name))?;
     let vision = like.vision.as_ref().map_err(Clone::clone);
     let vision = vision.and_then(|like| {
         let found = vision::infer(catalog, like).map(Box::new);
@@ -183,8 +170,7 @@ pub fn layout(catalog: &Catalog) -> CheckpointLayout<'static> {
         let ignores = |name: &str| name == "output.weight";
         return CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) };
     }
-    let mut found = catalog.tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(EMBEDDING));
-    let prefix = found.next().unwrap_or("model.").to_owned();
+    let prefix = names::prefix(catalog);
     let ours = prefix.clone();
     let is_spare = move |name: &str| match name.strip_prefix(&ours) {
         Some(inner) => inner.starts_with("visual.") || inner.ends_with("rotary_emb.inv_freq"),
@@ -226,8 +212,8 @@ impl EncoderStack for Qwen25VlConfig {
         LlamaBlock::new(&self.text, build.at(format!("model.layers.{index}")))
     }
 
-    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Var> {
-        build.vector("model.norm.weight", self.text.hidden_size)
+    fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Option<Var>> {
+        build.vector("model.norm.weight", self.text.hidden_size).map(Some)
     }
 
     fn tokens(embedding: &Var) -> &Var {
