@@ -17,7 +17,7 @@ use super::family::DiffusionFamily;
 use super::implementation::Implementation;
 use super::text::{EncoderKind, TextEncoderSpec};
 use crate::error::{Result, TrainerError};
-use crate::model::encoder::{clip, qwen25vl, t5};
+use crate::model::encoder::{clip, qwen3, qwen25vl, t5};
 use crate::model::{component, hub, kind};
 
 /// What a user named besides the model.
@@ -260,6 +260,9 @@ fn kind_of(catalog: &Catalog) -> Option<EncoderKind> {
     if qwen25vl::is_qwen25vl(catalog) {
         return Some(EncoderKind::Qwen25Vl);
     }
+    if qwen3::is_qwen3(catalog) {
+        return Some(EncoderKind::Qwen3);
+    }
     clip::is_clip(catalog).then_some(EncoderKind::Clip)
 }
 
@@ -374,6 +377,7 @@ mod tests {
                     let inferred = qwen25vl::infer(&catalog, config).unwrap();
                     assert_eq!(inferred.text, config.text);
                 }
+                EncoderConfig::Qwen3(_) => unreachable!("FLUX.1 has none"),
             }
         }
     }

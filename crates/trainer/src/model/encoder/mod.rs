@@ -3,6 +3,7 @@
 
 pub mod clip;
 pub mod qwen25vl;
+pub mod qwen3;
 pub mod stack;
 pub mod t5;
 pub mod tokenizer;

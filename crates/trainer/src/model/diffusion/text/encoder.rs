@@ -19,6 +19,7 @@ use crate::model::config::{Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
 use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::clip::{self, ClipTextModel};
+use crate::model::encoder::qwen3::{self, Qwen3Config, Qwen3Encoder};
 use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder, vision};
 use crate::model::encoder::stack::{BlockwiseEncoder, EncoderStack, PromptTokens, StackedEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
@@ -62,6 +63,9 @@ pub const T5_FILES: &[&str] = &[
 pub const QWEN25VL_FILES: &[&str] =
     &["qwen_2.5_vl_7b.safetensors", "qwen_2.5_vl_7b_fp8_scaled.safetensors"];
 
+/// Taken: the files of `huggingface.co/Comfy-Org/z_image_turbo`.
+pub const QWEN3_4B_FILES: &[&str] = &["qwen_3_4b.safetensors", "qwen_3_4b_fp8_mixed.safetensors"];
+
 /// The text encoders there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncoderKind {
@@ -71,19 +75,21 @@ pub enum EncoderKind {
     T5,
     /// Qwen2.5-VL: its language model, and its vision tower if prompts have images.
     Qwen25Vl,
+    /// Qwen3, up to the state before its last layer.
+    Qwen3,
 }
 
 impl EncoderKind {
     /// Whether it can be loaded block by block; small encoders are always loaded whole.
     pub fn has_blocks(self) -> bool {
-        matches!(self, Self::T5 | Self::Qwen25Vl)
+        matches!(self, Self::T5 | Self::Qwen25Vl | Self::Qwen3)
     }
 }
 
 impl EncoderKind {
     /// Whether it fills up prompts to one length.
     pub fn pads(self) -> bool {
-        self != Self::Qwen25Vl
+        matches!(self, Self::Clip | Self::T5)
     }
 }
 
@@ -105,6 +111,8 @@ pub enum EncoderConfig {
     T5(t5::T5Config),
     /// Qwen2.5-VL.
     Qwen25Vl(Qwen25VlConfig),
+    /// Qwen3.
+    Qwen3(Qwen3Config),
 }
 
 /// The widths of an encoder's output.
@@ -141,6 +149,7 @@ impl EncoderConfig {
             EncoderKind::Clip => Self::Clip(read_checked(path, clip::ClipConfig::check)?),
             EncoderKind::T5 => Self::T5(read_checked(path, t5::T5Config::check)?),
             EncoderKind::Qwen25Vl => Self::Qwen25Vl(read_checked(path, Qwen25VlConfig::check)?),
+            EncoderKind::Qwen3 => Self::Qwen3(read_checked(path, Qwen3Config::check)?),
         })
     }
 
@@ -157,6 +166,10 @@ impl EncoderConfig {
                 let found = qwen25vl::infer(catalog, like);
                 found.map(|config| config.check().map(|()| Self::Qwen25Vl(config)))
             }
+            Self::Qwen3(like) => {
+                let found = qwen3::infer(catalog, like);
+                found.map(|config| config.check().map(|()| Self::Qwen3(config)))
+            }
         }
     }
 
@@ -170,6 +183,7 @@ impl EncoderConfig {
             Self::Qwen25Vl(config) => {
                 EmbeddingWidths { tokens: config.text.hidden_size, pooled: 0 }
             }
+            Self::Qwen3(config) => EmbeddingWidths { tokens: config.text.hidden_size, pooled: 0 },
         }
     }
 
@@ -177,7 +191,7 @@ impl EncoderConfig {
     pub fn positions(&self) -> Option<usize> {
         match self {
             Self::Clip(config) => Some(config.max_position_embeddings),
-            Self::T5(_) | Self::Qwen25Vl(_) => None,
+            Self::T5(_) | Self::Qwen25Vl(_) | Self::Qwen3(_) => None,
         }
     }
 
@@ -186,6 +200,7 @@ impl EncoderConfig {
             Self::Clip(config) => config.vocab_size,
             Self::T5(config) => config.vocab_size,
             Self::Qwen25Vl(config) => config.text.vocab_size,
+            Self::Qwen3(config) => config.text.vocab_size,
         }
     }
 
@@ -194,6 +209,7 @@ impl EncoderConfig {
             Self::Clip(config) => tensor_specs(|build| ClipTextModel::new(config, build)),
             Self::T5(config) => tensor_specs(|build| T5Encoder::new(config, build)),
             Self::Qwen25Vl(config) => tensor_specs(|build| Qwen25VlEncoder::new(config, build)),
+            Self::Qwen3(config) => tensor_specs(|build| Qwen3Encoder::new(config, build)),
         }
     }
 }
@@ -302,10 +318,11 @@ impl TextEncoder {
     }
 
     fn layout(&self) -> CheckpointLayout<'_> {
-        match self.part.config {
+        match &self.part.config {
             EncoderConfig::Clip(_) => clip::layout(&self.part.catalog),
             EncoderConfig::T5(_) => t5::layout(&self.part.catalog),
             EncoderConfig::Qwen25Vl(_) => qwen25vl::layout(&self.part.catalog),
+            EncoderConfig::Qwen3(config) => config.layout(&self.part.catalog),
         }
     }
 
@@ -320,6 +337,9 @@ impl TextEncoder {
             }
             EncoderConfig::Qwen25Vl(config) => {
                 WeightFiles::find(catalog, &layout, |build| Qwen25VlEncoder::new(config, build))
+            }
+            EncoderConfig::Qwen3(config) => {
+                WeightFiles::find(catalog, &layout, |build| Qwen3Encoder::new(config, build))
             }
         }
     }
@@ -354,6 +374,9 @@ impl TextEncoder {
                 self.encode_with_stack(device, config, options, &tokens, callbacks, take)
             }
             EncoderConfig::Qwen25Vl(config) => {
+                self.encode_with_stack(device, config, options, &tokens, callbacks, take)
+            }
+            EncoderConfig::Qwen3(config) => {
                 self.encode_with_stack(device, config, options, &tokens, callbacks, take)
             }
         }

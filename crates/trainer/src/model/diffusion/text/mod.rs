@@ -17,8 +17,8 @@ use weights::{BytesDoneFn, WeightsError};
 
 pub use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
 pub use encoder::{
-    CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN25VL_FILES,
-    T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
+    CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN3_4B_FILES,
+    QWEN25VL_FILES, T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 pub use prompt::{Prompt, PromptImage};
 

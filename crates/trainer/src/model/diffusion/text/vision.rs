@@ -127,7 +127,7 @@ fn checked(config: &EncoderConfig, path: &Path) -> Result<VisionConfig> {
             let vision = config.checked_vision();
             vision.cloned().map_err(|Unsupported(text)| problem(text))
         }
-        EncoderConfig::Clip(_) | EncoderConfig::T5(_) => {
+        EncoderConfig::Clip(_) | EncoderConfig::T5(_) | EncoderConfig::Qwen3(_) => {
             Err(problem("a text encoder without a vision tower, its prompts have images".into()))
         }
     }
