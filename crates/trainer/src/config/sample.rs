@@ -24,8 +24,8 @@ section! {
         frames: Option<usize> = Default(None), Within(1.0, 1025.0);
         /// Sampling (inference) steps. Shown: for SD3, other families have their own
         steps: usize = Default(DiffusionFamily::fallback().sampling.steps), Within(1.0, 1000.0);
-        /// Guidance scale: classifier-free guidance (CFG), where 1 is without; FLUX.1 dev takes it as an input. Shown: for SD3, other families have their own
-        guidance_scale: f64 = Default(DiffusionFamily::fallback().sampling.guidance), Within(1.0, 100.0);
+        /// Guidance scale: classifier-free guidance (CFG), where 1 is without, and 0 for Z-Image; FLUX.1 dev takes it as an input. Shown: for SD3, other families have their own
+        guidance_scale: f64 = Default(DiffusionFamily::fallback().sampling.guidance), Within(0.0, 100.0);
         /// Classifier-free guidance with the negative prompt on top, for families that do without (FLUX.1); 1 is off, above it sampling takes twice the time
         true_cfg_scale: f64 = Default(1.0), Within(1.0, 100.0);
         /// Seed of the first sample image; the next prompt has the next seed

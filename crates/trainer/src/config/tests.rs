@@ -687,7 +687,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nguidance_scale = -3",
-        "`sample.guidance_scale` is -3, accepted is a number, 1 to 100: JOB:6:18",
+        "`sample.guidance_scale` is -3, accepted is a number, 0 to 100: JOB:6:18",
     ),
 ];
 

@@ -219,7 +219,7 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
         typed => typed,
     };
     match family.guidance {
-        Guidance::ClassifierFree => {
+        Guidance::ClassifierFree | Guidance::Added => {
             all.push(format!("guidance_scale={guidance_scale:?}"));
             let typed =
                 (!negative.is_empty()).then(|| format!("negative_prompt={}", python(negative)));

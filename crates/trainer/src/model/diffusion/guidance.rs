@@ -21,6 +21,9 @@ pub enum Guidance {
     ClassifierFree,
     /// The same, with every token rescaled to the norm of the prompt's prediction: Qwen-Image.
     Rescaled,
+    /// The same, where the scale says how much of the difference is added to the prediction with the prompt, so that 0 is
+    /// without: Z-Image.
+    Added,
     /// The scale is an input of the model, which predicts once (guidance distillation): FLUX.1 dev.
     Embedded,
 }
@@ -28,13 +31,18 @@ pub enum Guidance {
 impl Guidance {
     /// Whether classifier-free guidance is the family's own kind.
     pub fn is_classifier_free(self) -> bool {
-        matches!(self, Self::ClassifierFree | Self::Rescaled)
+        matches!(self, Self::ClassifierFree | Self::Rescaled | Self::Added)
     }
 
     /// The scale of classifier-free guidance, if there is any: a negative prompt is used then.
     pub fn cfg_scale(self, scales: GuidanceScales) -> Option<f32> {
         let scale = if self.is_classifier_free() { scales.guidance } else { scales.true_cfg };
-        (scale > 1.0).then_some(scale)
+        (scale > self.without()).then_some(scale)
+    }
+
+    /// The scale that is no guidance.
+    pub fn without(self) -> f32 {
+        if self == Self::Added { 0.0 } else { 1.0 }
     }
 
     /// The scale as an input of the model for each of `n` samples.
@@ -50,7 +58,11 @@ impl Guidance {
         shape: LatentShape,
         patch: usize,
     ) -> Vec<f32> {
-        let guide = |(without, with): (&f32, &f32)| without + scale * (with - without);
+        let is_added = self == Self::Added;
+        let guide = |(without, with): (&f32, &f32)| {
+            let from = if is_added { with } else { without };
+            from + scale * (with - without)
+        };
         let mut guided: Vec<f32> = without.iter().zip(with).map(guide).collect();
         if self == Self::Rescaled {
             rescale(&mut guided, with, shape, patch);
@@ -96,6 +108,8 @@ mod tests {
     fn classifier_free_guidance_scales_the_difference() {
         let guided = Guidance::ClassifierFree.apply([&WITHOUT, &WITH], 2.0, SHAPE, PATCH);
         assert_eq!(guided, [6.0, 8.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
+        let guided = Guidance::Added.apply([&WITHOUT, &WITH], 1.0, SHAPE, PATCH);
+        assert_eq!(guided, [6.0, 8.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
     }
 
     /// The first token has norm 5 with the prompt and 10 guided; the second is unchanged.
@@ -114,6 +128,8 @@ mod tests {
             assert_eq!(own.cfg_scale(scales(4.0, 1.0)), Some(4.0));
             assert_eq!(own.cfg_scale(scales(1.0, 1.0)), None);
         }
+        assert_eq!(Guidance::Added.cfg_scale(scales(0.5, 1.0)), Some(0.5));
+        assert_eq!(Guidance::Added.cfg_scale(scales(0.0, 1.0)), None);
         for other in [Guidance::Embedded, Guidance::None] {
             assert_eq!(other.cfg_scale(scales(3.5, 1.0)), None);
             assert_eq!(other.cfg_scale(scales(3.5, 2.0)), Some(2.0));
