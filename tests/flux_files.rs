@@ -140,7 +140,7 @@ impl Parts {
 }
 
 /// A transformer in the original layout: `places` has, for each of diffusers' tensors, runs of rows of stored ones.
-fn fused(own: &Tensors, places: &Value) -> Tensors {
+pub fn fused(own: &Tensors, places: &Value) -> Tensors {
     let mut rows: BTreeMap<String, BTreeMap<usize, Vec<u8>>> = BTreeMap::new();
     let mut widths: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (name, runs) in places.as_object().unwrap() {

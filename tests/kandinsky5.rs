@@ -90,7 +90,7 @@ fn a_single_file_gives_the_images_of_the_folder() {
 }
 
 /// Replaces a piece of a file.
-fn change(path: &Path, from: &str, to: &str) {
+pub fn change(path: &Path, from: &str, to: &str) {
     let before = fs::read_to_string(path).unwrap();
     assert!(before.contains(from), "{before}");
     fs::write(path, before.replace(from, to)).unwrap();

@@ -46,6 +46,7 @@ mod video_vae;
 mod weights;
 mod words;
 mod workload;
+mod z_image;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

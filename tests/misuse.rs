@@ -138,7 +138,7 @@ const KEYS: &[Row] = &[
     (
         1,
         "plan DIR/job.toml --set sample.guidance_scale=-2",
-        &["`sample.guidance_scale` is -2", "1 to 100"],
+        &["`sample.guidance_scale` is -2", "0 to 100"],
     ),
     (1, "plan DIR/job.toml --set sample.size=100", &["`sample.size` is 100", "a multiple of 16"]),
     (1, "plan DIR/job.toml --set base.dtype=fp16", &["`base.dtype` is \"fp16\"", "f32, bf16, f16"]),
@@ -157,7 +157,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/lm",
         &[
             "this is a language model (LlamaForCausalLM)",
-            "expected an SD3, SD3.5, FLUX.1, Qwen-Image or Kandinsky 5 model",
+            "expected an SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 or Z-Image model",
             "--text PATH",
         ],
     ),
@@ -175,7 +175,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/sana",
         &[
             "this is a Sana pipeline (SanaPipeline)",
-            "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image and Kandinsky 5",
+            "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 and Z-Image",
         ],
     ),
     (

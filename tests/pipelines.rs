@@ -2,7 +2,7 @@
 //! input of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens; Qwen-Image
 //! (`tests/golden/qwen_image/pipelines.py`), with prompts of any length, and prompts that are cut; Kandinsky 5
 //! (`tests/golden/kandinsky5/pipelines.py`), with the prompt template and sigmas of its authors and of diffusers, and clips
-//! with an adapter that was trained.
+//! with an adapter that was trained; Z-Image (`tests/golden/z_image/pipelines.py`), sampled like its base and like Turbo.
 
 use std::collections::HashMap;
 use std::fs;
@@ -37,6 +37,8 @@ fn folders() -> Vec<PathBuf> {
         "kandinsky5/diffusers",
         "kandinsky5/clip",
         "kandinsky5/clip_trained",
+        "z_image/base",
+        "z_image/turbo",
     ]
     .map(|folder| golden.join(folder))
     .to_vec()

@@ -208,6 +208,7 @@ fn every_single_allocation_of_a_run_of_qwen_image_may_fail() {
 fn allocations_of_runs_of_other_families_may_fail() {
     check_allocations(&Job::flux(), 499);
     check_allocations(&Job::qwen_image(), 499);
+    check_allocations(&Job::z_image(), 499);
 }
 
 /// Every `step`-th.

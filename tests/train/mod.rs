@@ -31,7 +31,7 @@ use tempfile::TempDir;
 use trainer::event::{Event, Phase, PhaseProgress, RunStart, Warning};
 
 use crate::models::{at, golden};
-use crate::{command, flux, printed, qwen_image, said, text};
+use crate::{command, flux, printed, qwen_image, said, text, z_image};
 
 /// A job for the tiny pipeline, with images that hearth draws.
 const JOB: &str = "
@@ -76,6 +76,13 @@ impl Job {
     /// Of a Qwen-Image.
     fn qwen_image() -> Self {
         Self::of(&qwen_image::golden().join("pipeline"))
+    }
+
+    /// Of a Z-Image, in `base`.
+    fn z_image() -> Self {
+        let job = Self::of(Path::new("base"));
+        z_image::copy_base(&job.path("base"));
+        job
     }
 
     fn of(base: &Path) -> Self {

@@ -90,6 +90,7 @@ fn a_run_that_is_killed_while_it_writes_shards_trains_the_same() {
 fn runs_of_other_families_that_are_killed_again_and_again_train_the_same() {
     check_killed(&Job::flux(), &[], &FEW_MOMENTS);
     check_killed(&Job::qwen_image(), &[], &FEW_MOMENTS);
+    check_killed(&Job::z_image(), &[], &FEW_MOMENTS);
 }
 
 fn check_killed(job: &Job, set: &[&str], moments: &[(&str, u64)]) {

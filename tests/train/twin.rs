@@ -9,7 +9,7 @@ use weights::load::load_f32;
 
 use super::{check_memory, clips, events, losses};
 use crate::models::golden;
-use crate::{editing, flux, printed, qwen_image, text};
+use crate::{editing, flux, printed, qwen_image, text, z_image};
 
 /// Measured: 1.7e-7 of SD3, 4.0e-7 of FLUX.1. Five times that, since other CPUs sum in other orders; the smallest fault
 /// that was tried, a batch that counts too much, gives 2e-2.
@@ -40,6 +40,10 @@ fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
         clips::base(&base);
         arguments.extend(["--set", &set]);
     }
+    if folder.starts_with(z_image::golden()) {
+        z_image::copy_base(&base);
+        arguments.extend(["--set", &set]);
+    }
     printed(&[&["train", text(&folder.join(job))], &arguments[..]].concat());
     let recorded = fs::read_to_string(folder.join(losses_file)).unwrap();
     let recorded: Vec<f64> =
@@ -51,8 +55,11 @@ fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
     let apart = apart.fold(0.0, f64::max);
     assert!(apart < OF_LOSSES, "{apart:e}");
     let [taken, planned] = check_memory(&events);
-    // Plans are for the longest prompt that the model sees; those of Qwen-Image and Kandinsky 5 are not padded to it.
-    if folder.starts_with(qwen_image::golden()) || folder == clips::reference() {
+    // Plans are for the longest prompt that the model sees; those of some families are not padded to it.
+    let is_shorter = folder.starts_with(qwen_image::golden())
+        || folder.starts_with(z_image::golden())
+        || folder == clips::reference();
+    if is_shorter {
         assert!(taken < planned, "{taken} {planned}");
     } else {
         assert_eq!(taken, planned);
@@ -61,7 +68,7 @@ fn check(folder: &Path, job: &str, losses_file: &str, run: &Path) {
 
 #[test]
 fn training_all_weights_is_that_of_the_reference() {
-    for folder in [golden(), flux::golden(), qwen_image::golden()] {
+    for folder in [golden(), flux::golden(), qwen_image::golden(), z_image::golden()] {
         let out = tempfile::tempdir().unwrap();
         check(&folder.join("train"), "own.toml", "own_losses.txt", &out.path().join("run"));
     }
@@ -84,16 +91,30 @@ fn training_an_adapter_of_qwen_image_is_that_of_the_reference() {
     check_adapter(&qwen_image::golden(), &unused, OF_ADAPTER);
 }
 
+#[test]
+fn training_an_adapter_of_z_image_is_that_of_the_reference() {
+    check_adapter(&z_image::golden(), &[], OF_ADAPTER);
+}
+
 pub fn check_adapter(folder: &Path, unused: &[&str], tolerance: f64) {
     check_adapter_of(&folder.join("train"), unused, tolerance);
 }
 
 /// The same of the folder of the job itself.
 pub fn check_adapter_of(folder: &Path, unused: &[&str], tolerance: f64) {
+    check_job(folder, ["job.toml", "losses.txt", "adapter.safetensors"], unused, tolerance);
+}
+
+fn check_job(
+    folder: &Path,
+    [job, losses_file, adapter]: [&str; 3],
+    unused: &[&str],
+    tolerance: f64,
+) {
     let out = tempfile::tempdir().unwrap();
     let run = out.path().join("run");
-    check(folder, "job.toml", "losses.txt", &run);
-    let mut theirs = tensors(&folder.join("adapter.safetensors"));
+    check(folder, job, losses_file, &run);
+    let mut theirs = tensors(&folder.join(adapter));
     theirs.retain(|(name, _)| !unused.iter().any(|unused| name.contains(unused)));
     let ours = tensors(&run.join("adapter/pytorch_lora_weights.safetensors"));
     assert_eq!(theirs.len(), ours.len());

@@ -120,8 +120,8 @@ fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 
-const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1, Qwen-Image or Kandinsky 5 model";
-const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image and Kandinsky 5 models (a diffusers folder, or a checkpoint) and \
+const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 or Z-Image model";
+const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
                       Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
@@ -170,13 +170,14 @@ fn settings(folder: &Path) -> Option<Value> {
 }
 
 /// Pipelines of diffusers by the prefix of their class, longer names first.
-const PIPELINES: [(&str, &str); 11] = [
+const PIPELINES: [(&str, &str); 12] = [
     ("StableDiffusionXL", "an SDXL pipeline"),
     ("StableDiffusion", "a Stable Diffusion 1 or 2 pipeline"),
     ("Flux2", "a FLUX.2 pipeline"),
     ("Flux", "a FLUX.1 pipeline"),
     ("QwenImage", "a Qwen-Image pipeline"),
     ("Kandinsky", "a Kandinsky pipeline"),
+    ("ZImage", "a Z-Image pipeline"),
     ("PixArt", "a PixArt pipeline"),
     ("Sana", "a Sana pipeline"),
     ("AuraFlow", "an AuraFlow pipeline"),

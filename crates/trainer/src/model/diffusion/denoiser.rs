@@ -12,7 +12,7 @@ use super::condition::{Condition, Conditions};
 use super::family::DiffusionFamily;
 use super::implementation::Implementation;
 use super::text::{EmbeddingWidths, TextEmbedding};
-use super::{flux, kandinsky5, qwen_image, sd3};
+use super::{flux, kandinsky5, qwen_image, sd3, z_image};
 use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::{self, Unsupported};
@@ -121,6 +121,7 @@ families! {
     Flux = flux::FluxConfig;
     QwenImage = qwen_image::QwenImageConfig;
     Kandinsky5 = kandinsky5::Kandinsky5Config;
+    ZImage = z_image::ZImageConfig;
 }
 
 /// A family's config.

@@ -35,16 +35,17 @@ pub fn write_random_init(
 
 /// Layers that are initialised with zeros: the modulations of all families, which give blocks their gates. The last
 /// layers of blocks are not: behind a gate of zero they would have no gradient.
-const ZERO_INIT: [&str; 6] = [
+const ZERO_INIT: [&str; 7] = [
     "norm1.linear.",
     "norm1_context.linear.",
     ".norm.linear.",
     "_mod.1.",
     "norm_out.linear.",
     "modulation.out_layer.",
+    "adaLN_modulation.",
 ];
 /// The last layer of the model. Blocks of FLUX have one of the same name.
-const OUTPUT: [&str; 2] = ["proj_out.", "out_layer.out_layer."];
+const OUTPUT: [&str; 3] = ["proj_out.", "out_layer.out_layer.", "all_final_layer.2-1.linear."];
 
 fn is_zero_init(name: &str) -> bool {
     OUTPUT.iter().any(|layer| name.starts_with(layer))
@@ -76,10 +77,10 @@ mod tests {
 
     use super::*;
     use crate::model::diffusion::family::DiffusionFamily;
-    use crate::model::diffusion::{flux, kandinsky5, qwen_image, sd3};
+    use crate::model::diffusion::{flux, kandinsky5, qwen_image, sd3, z_image};
 
     /// A family, the folder of one of its models, a layer of a block, and layers that are zero at first.
-    const MODELS: [(&DiffusionFamily, &str, &str, [&str; 3]); 4] = [
+    const MODELS: [(&DiffusionFamily, &str, &str, [&str; 3]); 5] = [
         (
             &sd3::FAMILY,
             "sd3/models/sd3",
@@ -106,6 +107,16 @@ mod tests {
                 "visual_transformer_blocks.0.visual_modulation.out_layer",
                 "out_layer.modulation.out_layer",
                 "out_layer.out_layer",
+            ],
+        ),
+        (
+            &z_image::FAMILY,
+            "z_image/padded",
+            "layers.0.attention.to_q",
+            [
+                "layers.0.adaLN_modulation.0",
+                "all_final_layer.2-1.adaLN_modulation.1",
+                "all_final_layer.2-1.linear",
             ],
         ),
     ];

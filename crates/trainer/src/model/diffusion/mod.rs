@@ -26,6 +26,7 @@ pub mod scheduler;
 pub mod sd3;
 pub mod text;
 pub mod vae;
+pub mod z_image;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

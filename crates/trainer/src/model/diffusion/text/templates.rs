@@ -49,6 +49,15 @@ pub const QWEN_IMAGE_EDIT_TEMPLATE: PromptTemplate = PromptTemplate {
 pub const QWEN_IMAGE_EDIT_PLUS_TEMPLATE: PromptTemplate =
     PromptTemplate { images: TemplateImages::Numbered, ..QWEN_IMAGE_EDIT_TEMPLATE };
 
+/// Qwen3's chat template of a user's turn and the beginning of the answer, of which the model may think first. Nothing is
+/// dropped. Taken: diffusers 0.42.1's `ZImagePipeline`.
+pub const QWEN3_TEMPLATE: PromptTemplate = PromptTemplate {
+    prefix: "<|im_start|>user\n",
+    suffix: QWEN_IMAGE_TEMPLATE.suffix,
+    n_dropped: 0,
+    images: TemplateImages::None,
+};
+
 /// Kandinsky 5's for images, with the misspelt word that the models were trained with. Taken: the authors' program, as are
 /// the tokens that are dropped.
 pub const KANDINSKY5_IMAGE_TEMPLATE: PromptTemplate = PromptTemplate {
