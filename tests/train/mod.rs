@@ -4,6 +4,7 @@
 mod adapters;
 mod checkpoints;
 pub mod clips;
+mod distilled;
 mod full;
 mod fused;
 mod gpu;

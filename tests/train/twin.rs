@@ -96,6 +96,13 @@ fn training_an_adapter_of_z_image_is_that_of_the_reference() {
     check_adapter(&z_image::golden(), &[], OF_ADAPTER);
 }
 
+/// In the reference, the adapter that acts in training alone is fused into the model.
+#[test]
+fn training_beside_a_training_adapter_is_that_of_the_reference() {
+    let names = ["turbo.toml", "turbo_losses.txt", "turbo_adapter.safetensors"];
+    check_job(&z_image::golden().join("train"), names, &[], OF_ADAPTER);
+}
+
 pub fn check_adapter(folder: &Path, unused: &[&str], tolerance: f64) {
     check_adapter_of(&folder.join("train"), unused, tolerance);
 }

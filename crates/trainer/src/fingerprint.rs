@@ -17,6 +17,17 @@ pub struct Fingerprint {
     pub parts: PartHashes,
 }
 
+impl Fingerprint {
+    /// Of this and another, whose parts are called so.
+    #[must_use]
+    pub fn with(mut self, name: &str, other: &Self) -> Self {
+        self.whole = blake3::hash(format!("{} {}", self.whole, other.whole).as_bytes()).to_string();
+        let named = other.parts.iter().map(|(part, hash)| (format!("{name} {part}"), hash.clone()));
+        self.parts.extend(named);
+        self
+    }
+}
+
 /// As much of a checksum as tells two versions of a part from each other.
 pub fn short(hash: &Hash) -> String {
     hash.to_hex()[..16].into()

@@ -35,6 +35,7 @@ impl PartArgs {
             vae: vae.as_ref().map(ModelArg::to_owned_path),
             text_encoders: text_encoders.iter().map(ModelArg::to_owned_path).collect(),
             implementation: *implementation,
+            training_adapter: None,
         }
     }
 

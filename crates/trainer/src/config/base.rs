@@ -21,6 +21,8 @@ section! {
         text_encoders: Vec<ModelPath> = Default(Vec::new()), Any;
         /// Whose prompt templates and sigmas Kandinsky 5 is run with: `original`, its authors', or `diffusers`. Not set: `original`
         implementation: Option<Implementation> = Default(None), Any;
+        /// LoRA that acts on the frozen base in training alone, and not in samples nor in the result: one that undoes distillation, such as `ostris/zimage_turbo_training_adapter` for Z-Image Turbo. A file, a folder, or a name on the hub
+        training_adapter: Option<ModelPath> = Default(None), Any;
         /// Train from scratch: the weights of the base are replaced by random ones
         random_init: bool = Default(false), Any;
         /// Data type of activations, and of weights that are not quantised
@@ -35,12 +37,13 @@ section! {
 impl BaseConfig {
     /// Where the parts are that a checkpoint lacks.
     pub fn parts(&self) -> PartPaths {
-        let Self { rest, vae, text_encoders, implementation, .. } = self;
+        let Self { rest, vae, text_encoders, implementation, training_adapter, .. } = self;
         PartPaths {
             rest: rest.as_ref().map(Into::into),
             vae: vae.as_ref().map(Into::into),
             text_encoders: text_encoders.iter().map(Into::into).collect(),
             implementation: *implementation,
+            training_adapter: training_adapter.as_ref().map(Into::into),
         }
     }
 }

@@ -344,9 +344,10 @@ impl RunConfig {
 
     /// All that the job reads models from.
     pub fn model_paths(&self) -> Vec<&Path> {
-        let BaseConfig { path, rest, vae, text_encoders, .. } = &self.base;
+        let BaseConfig { path, rest, vae, text_encoders, training_adapter, .. } = &self.base;
         let tokenizer = self.data.texts().ok().and_then(|(text, _)| text.tokenizer.as_ref());
-        let parts = rest.iter().chain(vae).chain(text_encoders).chain(tokenizer);
+        let parts = rest.iter().chain(vae).chain(text_encoders).chain(training_adapter);
+        let parts = parts.chain(tokenizer);
         std::iter::once(path).chain(parts).map(|path| &**path).collect()
     }
 

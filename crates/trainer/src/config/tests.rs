@@ -88,6 +88,7 @@ const EVERY_KEY: &[&str] = &[
     "base.path=other",
     "base.rest=rest",
     "base.vae=ae.safetensors",
+    "base.training_adapter=deturbo.safetensors",
     "base.text_encoders=['clip_l.safetensors']",
     "base.implementation=diffusers",
     "base.dtype=f32",

@@ -71,10 +71,11 @@ pub fn is_text(noun: &str) -> bool {
 }
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 12] = [
+const IMAGE_ONLY_KEYS: [&str; 13] = [
     "base.rest",
     "base.vae",
     "base.text_encoders",
+    "base.training_adapter",
     "base.implementation",
     "base.quantise_encoders",
     "train.weighting_scheme",

@@ -131,6 +131,13 @@ pub enum WarningKind {
         /// The share of kept positions that were kept at the same place of another sequence.
         same_places: f64,
     },
+    /// The base is distilled to few steps, which training undoes.
+    Distilled {
+        /// What it is.
+        model: String,
+        /// What to do instead.
+        advice: String,
+    },
     /// The policy of a compressed model is certain of every choice, and tries no others.
     PolicyCertain {
         /// Steps that were looked at.
@@ -223,6 +230,7 @@ impl WarningKind {
             Self::SequencesTooLong { .. } => "sequences_too_long",
             Self::PolicyCollapsed { .. } => "policy_collapsed",
             Self::PolicyCertain { .. } => "policy_certain",
+            Self::Distilled { .. } => "distilled",
             Self::Data { .. } => "data",
             Self::Other { .. } => "other",
         }
@@ -285,6 +293,7 @@ impl WarningKind {
                 "what it keeps will not change any more; if the loss should be lower, begin a new run with a lower \
                  compress.policy_weight"
             }
+            Self::Distilled { advice, .. } => return Some(advice.clone()),
             Self::CheckpointSkipped { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
                 return None;
             }
@@ -362,6 +371,9 @@ impl fmt::Display for WarningKind {
                  every sequence, whatever the text",
                 100.0 * same_places
             ),
+            Self::Distilled { model, .. } => {
+                write!(f, "{model} is distilled to few steps, which training undoes")
+            }
             Self::PolicyCertain { steps, entropy } => write!(
                 f,
                 "the policy explores no more: in the last {steps} steps the entropy of its choices was {:.1} % of the \
@@ -463,6 +475,10 @@ mod tests {
             WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },
             WarningKind::PolicyCollapsed { steps: 20, same_places: 0.97 },
             WarningKind::PolicyCertain { steps: 20, entropy: 0.004 },
+            WarningKind::Distilled {
+                model: "a Z-Image Turbo".into(),
+                advice: "train the base".into(),
+            },
             WarningKind::Data { problem: "no caption".into() },
         ]
     }

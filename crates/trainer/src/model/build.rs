@@ -253,7 +253,12 @@ impl<'a> ModelBuilder<'a> {
         let weight = self.array(format!("{name}.weight"), sizes)?;
         let weight = weight.reshape([outputs, channels * height * width]);
         let weight = self.matrix(&name, WeightTensor::Dense(weight))?;
-        Ok(LinearLayer { weight, bias: Some(self.bias(name, outputs)?), adapter: None })
+        Ok(LinearLayer {
+            weight,
+            bias: Some(self.bias(name, outputs)?),
+            adapter: None,
+            training: None,
+        })
     }
 
     fn layer(
@@ -272,7 +277,9 @@ impl<'a> ModelBuilder<'a> {
         } else {
             self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?
         };
-        Ok(LinearLayer { weight: self.matrix(name, weight)?, bias, adapter })
+        let (sizes, dtype) = ([outputs, inputs], self.precision.dtype);
+        let training = self.adapters.attach_training(self.device, &module, sizes, dtype)?;
+        Ok(LinearLayer { weight: self.matrix(name, weight)?, bias, adapter, training })
     }
 
     /// A layer's matrix, trainable in a full fine-tune.

@@ -4,6 +4,7 @@ use compute::ops::{Activation, Linear, Lora, SharedAxis, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
 
 use super::adapter::factors::{Factors, LokrFactor};
+use super::adapter::training::TrainingLora;
 use super::build::WeightTensor;
 
 /// A linear layer.
@@ -11,6 +12,8 @@ pub struct LinearLayer {
     pub(super) weight: LayerWeight,
     pub(super) bias: Option<ModelTensor>,
     pub(super) adapter: Option<LayerAdapter>,
+    /// A frozen LoRA that acts in training alone.
+    pub(super) training: Option<TrainingLora>,
 }
 
 /// The matrix of a layer.
@@ -89,6 +92,20 @@ impl LinearLayer {
     }
 
     fn compute(&self, tape: &Tape<'_>, x: &Var, epilogue: LayerEpilogue<'_>) -> Result<Var> {
+        let added = self.training.as_ref().map(|lora| lora.forward(tape, x)).transpose()?;
+        let Some(added) = added.flatten() else { return self.compute_own(tape, x, epilogue) };
+        // Added before the activation, which comes by itself then. The output is kept.
+        let LayerEpilogue { activation, onto, .. } = epilogue;
+        let own = LayerEpilogue { onto: Some(&added), ..LayerEpilogue::default() };
+        let sum = tape.activate(&self.compute_own(tape, x, own)?, activation)?;
+        match onto {
+            Some(onto) => tape.add(onto, &sum),
+            None => Ok(sum),
+        }
+    }
+
+    /// Without the adapter of training.
+    fn compute_own(&self, tape: &Tape<'_>, x: &Var, epilogue: LayerEpilogue<'_>) -> Result<Var> {
         let LayerEpilogue { activation, onto, is_recomputed } = epilogue;
         let bias = self.bias.as_ref().map(|bias| bias.var(tape));
         let bias = bias.as_ref();

@@ -53,7 +53,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 16] = [
+const FREE_KEYS: [&str; 17] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -62,6 +62,7 @@ const FREE_KEYS: [&str; 16] = [
     "base.rest",
     "base.vae",
     "base.text_encoders",
+    "base.training_adapter",
     "data.images",
     "data.references",
     "data.cache",

@@ -5,6 +5,7 @@
 pub mod factors;
 pub mod names;
 pub mod read;
+pub mod training;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -15,6 +16,7 @@ use weights::Catalog;
 
 use self::factors::{AdapterMatrix, Factors, LokrFactor, LokrShape};
 use self::read::Component;
+use self::training::{TrainingAdapter, TrainingLora};
 use super::build::WeightTensor;
 use super::files::CheckpointLayout;
 use super::layer::{DoraMagnitude, LayerAdapter};
@@ -53,6 +55,8 @@ pub struct Adapters {
     excluded: Vec<String>,
     /// All other layers that could have one, in the order of the model.
     modules: Vec<String>,
+    /// A frozen one, which acts in training alone.
+    training: Option<TrainingAdapter>,
 }
 
 enum AdapterInit {
@@ -272,7 +276,25 @@ impl Adapters {
             unused,
             excluded: left_out,
             modules,
+            training: None,
         }
+    }
+
+    /// Adds a frozen adapter that acts in training alone.
+    pub fn set_training(&mut self, training: TrainingAdapter) {
+        self.training = Some(training);
+    }
+
+    /// The part of that adapter for a layer [out, in].
+    pub(super) fn attach_training(
+        &self,
+        device: &Device,
+        module: &str,
+        sizes: [usize; 2],
+        dtype: Dtype,
+    ) -> Result<Option<TrainingLora>> {
+        let Some(training) = &self.training else { return Ok(None) };
+        training.attach(device, module, sizes, dtype)
     }
 
     /// Whether this is a full fine-tune.

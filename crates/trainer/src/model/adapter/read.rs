@@ -14,9 +14,10 @@ use super::LayerWeights;
 use super::factors::{AdapterMatrix, Factors, HADA, LOKR, LokrFactor};
 use super::names::{EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::Fingerprint;
 use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::tensor_piece::{TensorPiece, stored_rows};
-use crate::model::{config, hub};
+use crate::model::{config, files, hub};
 
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,11 @@ impl AdapterFile {
         };
         let (claimed, takes_any) = (BTreeSet::new(), false);
         Ok(Self { path: path.into(), catalog, config, claimed, takes_any })
+    }
+
+    /// Identifies it.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        files::fingerprint(&self.catalog)
     }
 
     /// The same, but accepts values that are not finite; by default they are an error.

@@ -48,6 +48,8 @@ pub struct DiffusionFamily {
     pub editing: Option<Editing>,
     /// The clips that it makes; none if it makes images.
     pub video: Option<VideoDefaults>,
+    /// Of a model that is distilled to few steps: what to do instead of training it as it is.
+    pub distilled: Option<&'static str>,
     /// Defaults of sampling.
     pub sampling: SamplingDefaults,
     /// The default weighting scheme of training timesteps.

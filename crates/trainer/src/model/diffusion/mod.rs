@@ -44,6 +44,7 @@ use self::vae::{LatentShape, Vae};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::training::TrainingAdapter;
 use crate::model::adapter::{AdaptedComponent, AdapterWeights, Adapters, LayerWeights};
 use crate::model::build::Precision;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
@@ -63,6 +64,8 @@ pub struct Pipeline {
     pub schedule: FlowMatchScheduler,
     /// The transformer's adapter.
     adapter: HashMap<String, LayerWeights>,
+    /// The transformer's frozen one, which acts in training alone.
+    training_adapter: Option<TrainingAdapter>,
 }
 
 impl Pipeline {
@@ -84,7 +87,7 @@ impl Pipeline {
         check_fit(path, &transformer, &vae)?;
         let encoders = TextEncoders::open(&found.tokenizers, found.encoders, config)?;
         let schedule = schedule(&search, config)?;
-        Ok(Self::new(path, transformer, vae, encoders, schedule))
+        Self::new(path, transformer, vae, encoders, schedule).trained_beside(parts)
     }
 
     /// The same for planning: a published model need not be downloaded, the name of its folder is enough. It
@@ -104,7 +107,7 @@ impl Pipeline {
         let vae = Vae::meta(&path.join("vae"), (model.vae)())?;
         check_fit(path, &transformer, &vae)?;
         let encoders = TextEncoders::meta(path, &transformer.config, (model.encoders)())?;
-        Ok(Self::new(path, transformer, vae, encoders, (model.schedule)()))
+        Self::new(path, transformer, vae, encoders, (model.schedule)()).trained_beside(parts)
     }
 
     /// Of parts that fit together.
@@ -115,11 +118,30 @@ impl Pipeline {
         encoders: TextEncoders,
         schedule: FlowMatchScheduler,
     ) -> Self {
-        let (path, adapter) = (path.into(), HashMap::new());
+        let (path, adapter, training_adapter) = (path.into(), HashMap::new(), None);
         let family = transformer.config.family();
         let schedule = schedule.with_spacing(family.spacing);
         let vae = if family.ignores_vae_shift { vae.ignoring_shift() } else { vae };
-        Self { path, transformer, vae, encoders, schedule, adapter }
+        Self { path, transformer, vae, encoders, schedule, adapter, training_adapter }
+    }
+
+    /// The same with the adapter that acts in training alone, if one was named.
+    fn trained_beside(self, parts: &PartPaths) -> Result<Self> {
+        let open = |path: &PathBuf| TrainingAdapter::open(path, &self.target_modules()?);
+        let training_adapter = parts.training_adapter.as_ref().map(open).transpose()?;
+        Ok(Self { training_adapter, ..self })
+    }
+
+    /// The adapter that acts in training alone.
+    pub fn training_adapter(&self) -> Option<&TrainingAdapter> {
+        self.training_adapter.as_ref()
+    }
+
+    /// The layers of the transformer that an adapter can be for.
+    fn target_modules(&self) -> Result<Vec<TargetModule>> {
+        let config = &self.transformer.config;
+        let layouts = |module: &str| config.adapter_layouts(module);
+        Ok(TargetModule::from_specs(&config.tensor_specs()?, layouts))
     }
 
     /// What is known of all models like this one.
@@ -145,10 +167,7 @@ impl Pipeline {
 
     /// The same from an open file.
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
-        let config = &self.transformer.config;
-        let layouts = |module: &str| config.adapter_layouts(module);
-        let modules = TargetModule::from_specs(&config.tensor_specs()?, layouts);
-        self.adapter = file.take(Component::Transformer, None, &modules)?;
+        self.adapter = file.take(Component::Transformer, None, &self.target_modules()?)?;
         self.encoders.take_adapter(&mut file)?;
         file.check_all_taken()
     }
@@ -202,7 +221,9 @@ impl Pipeline {
 
     /// Identifies this model.
     pub fn fingerprint(&self) -> Result<Fingerprint> {
-        files::fingerprint(&self.transformer.catalog)
+        let base = files::fingerprint(&self.transformer.catalog)?;
+        let beside = self.training_adapter.as_ref().map(TrainingAdapter::fingerprint);
+        Ok(beside.map_or(base.clone(), |beside| base.with("training adapter", beside)))
     }
 
     /// The loaded adapter.
@@ -220,6 +241,7 @@ impl Pipeline {
     ) -> Result<Denoiser> {
         let config = &self.transformer.config;
         let files = self.transformer.files()?;
+        self.training_adapter.iter().for_each(|training| adapters.set_training(training.clone()));
         files::load_model(device, &files, precision, adapters, tick, |build| config.build(build))
     }
 }

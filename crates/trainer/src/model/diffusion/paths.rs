@@ -31,13 +31,16 @@ pub struct PartPaths {
     pub text_encoders: Vec<PathBuf>,
     /// Whose program the model is run like, where that makes a difference.
     pub implementation: Option<Implementation>,
+    /// A LoRA of the base that acts in training alone. No flag of the command line: samples are drawn without it.
+    pub training_adapter: Option<PathBuf>,
 }
 
 impl PartPaths {
     /// Refuses parts that were named as models of the hub and are not in its cache.
     pub(super) fn check(&self) -> Result<()> {
-        let Self { rest, vae, text_encoders, .. } = self;
-        rest.iter().chain(vae).chain(text_encoders).try_for_each(|path| hub::check_exists(path))
+        let Self { rest, vae, text_encoders, training_adapter, .. } = self;
+        let all = rest.iter().chain(vae).chain(text_encoders).chain(training_adapter);
+        all.into_iter().try_for_each(|path| hub::check_exists(path))
     }
 
     /// A folder with all that a checkpoint lacks.
@@ -47,7 +50,7 @@ impl PartPaths {
 
     /// As flags of the command line, with each path as `shown`.
     pub fn flags(&self, shown: impl Fn(&Path) -> String) -> Vec<String> {
-        let Self { rest, vae, text_encoders, implementation } = self;
+        let Self { rest, vae, text_encoders, implementation, .. } = self;
         let rest = rest.iter().map(|path| ("--rest", path));
         let vae = vae.iter().map(|path| ("--vae", path));
         let encoders = text_encoders.iter().map(|path| ("--text-encoder", path));
@@ -403,6 +406,7 @@ mod tests {
             vae: Some("b".into()),
             text_encoders: vec!["c".into(), "d".into()],
             implementation: Some(Implementation::Diffusers),
+            training_adapter: None,
         };
         let flags = parts.flags(|path| path.display().to_string()).join(" ");
         let expected =

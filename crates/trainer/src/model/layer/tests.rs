@@ -64,6 +64,7 @@ impl Reference {
                 weight: LayerWeight::Frozen(weight),
                 bias: Some(ModelTensor::Frozen(bias)),
                 adapter,
+                training: None,
             }
         })
     }
@@ -152,6 +153,7 @@ fn adapters_over_quantised_weights() {
                 weight: LayerWeight::Frozen(weight),
                 bias: None,
                 adapter: Some(adapter),
+                training: None,
             };
             let tape = Tape::inference(&device, &adapters.params, 0);
             let y = layer.forward(&tape, &Var::from(wave([7, 128], 0.4))).unwrap();

@@ -37,8 +37,8 @@ use crate::config::train::TrainConfig;
 use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
 use crate::data::{Bucket, ReferenceSize, SampleSize};
-use crate::error::Result;
-use crate::event::{Event, EventSink, Phase, RunEnd};
+use crate::error::{Result, TrainerError};
+use crate::event::{Event, EventSink, Phase, RunEnd, Warning, WarningKind};
 use crate::export::check_form;
 use crate::export::fuse::{check_dora, check_lokr};
 use crate::export::{ExportedFile, export};
@@ -85,11 +85,27 @@ pub struct ImageMicroBatch {
 }
 
 impl<'a> DiffusionTask<'a> {
-    /// The task of a job; an error if it trains on texts.
+    /// The task of a job; an error if it trains on texts, or if a training adapter is beside more than a LoRA.
     pub fn new(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.data.images()?;
+        check_training_adapter(config)?;
         Ok(Self { pipeline, data, sample, sample_size: sample.size, train: &config.train })
     }
+}
+
+/// Merged weights would be trained in a full fine-tune, and in a `DoRA` their norms.
+fn check_training_adapter(config: &RunConfig) -> Result<()> {
+    let kind = config.adapter.kind;
+    if config.base.training_adapter.is_none() || kind == AdapterKind::Lora {
+        return Ok(());
+    }
+    let kind = if kind == AdapterKind::Full { "full" } else { "dora" };
+    Err(TrainerError::Request {
+        problem: format!(
+            "adapter.kind is {kind}, and base.training_adapter acts beside a LoRA alone"
+        ),
+        hint: "set adapter.kind to lora, or leave base.training_adapter out",
+    })
 }
 
 impl Task for DiffusionTask<'_> {
@@ -410,6 +426,7 @@ fn prepare(
     events: &EventSink<'_>,
 ) -> Result<(PlannedRun, Arc<CacheIndex>, MeteredDevice)> {
     check_formats(config, pipeline)?;
+    warn_of_distillation(config, pipeline, events)?;
     let (planned, caching) = plan(config, pipeline, device_setup, events)?;
     let n_known = caching.index().problems.len();
     emit_findings(events, caching.index().findings(0))?;
@@ -418,6 +435,20 @@ fn prepare(
     // Problems that only show when an image is decoded.
     emit_findings(events, index.findings(n_known))?;
     Ok((planned, index, device))
+}
+
+/// Training a distilled model as it is undoes what it was distilled for.
+fn warn_of_distillation(
+    config: &RunConfig,
+    pipeline: &Pipeline,
+    events: &EventSink<'_>,
+) -> Result<()> {
+    let family = pipeline.family();
+    let Some(advice) = family.distilled.filter(|_| config.base.training_adapter.is_none()) else {
+        return Ok(());
+    };
+    let kind = WarningKind::Distilled { model: family.title.into(), advice: advice.into() };
+    events.emit(Event::Warning(Warning { step: 0, kind }))
 }
 
 /// Checks that every format of the job can hold the adapter.

@@ -14,6 +14,7 @@ use crate::data::reference::scaled_reference;
 use crate::data::{DecodingMemory, ReferenceSize};
 use crate::error::{Result, TrainerError};
 use crate::event::Event;
+use crate::model::adapter::training::TrainingAdapter;
 use crate::model::build::Precision;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::diffusion::vae::LatentStatistics;
@@ -31,6 +32,8 @@ pub struct SampleImageWriter<'a> {
     /// Bytes of the decoder's files.
     file_bytes: u64,
     statistics: LatentStatistics,
+    /// What samples are drawn without.
+    training_adapter: Option<&'a TrainingAdapter>,
 }
 
 impl DiffusionTask<'_> {
@@ -70,7 +73,8 @@ impl<'a> SampleImageWriter<'a> {
         let file_bytes = pipeline.vae.file_bytes();
         let job = SampleJob::of_encoded(pipeline, request, references)?;
         let statistics = pipeline.vae.statistics();
-        Ok(Self { job, sample, tiling, file_bytes, statistics })
+        let training_adapter = pipeline.training_adapter();
+        Ok(Self { job, sample, tiling, file_bytes, statistics, training_adapter })
     }
 
     /// Draws an image on the meta device, in one step; returns what all of them cost.
@@ -156,7 +160,11 @@ impl<'a> SampleImageWriter<'a> {
     ) -> Result<Vec<Vec<f32>>> {
         // One after the other: both halves of classifier-free guidance at once would take twice the memory.
         let TrainableModel { model, params, .. } = trainable;
-        self.job.denoise_with(device, model, params, prompts, false, on_event)
+        let denoise = || self.job.denoise_with(device, model, params, prompts, false, on_event);
+        match self.training_adapter {
+            Some(adapter) => adapter.without(denoise),
+            None => denoise(),
+        }
     }
 }
 

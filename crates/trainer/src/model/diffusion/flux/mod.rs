@@ -54,6 +54,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     guidance: Guidance::Embedded,
     editing: None,
     video: None,
+    distilled: None,
     // Taken: the defaults of diffusers' `FluxPipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.

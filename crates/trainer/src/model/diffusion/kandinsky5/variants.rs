@@ -38,6 +38,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     guidance: Guidance::ClassifierFree,
     editing: None,
     video: None,
+    distilled: None,
     // Taken: the defaults of diffusers' `Kandinsky5T2IPipeline`.
     sampling: SamplingDefaults { steps: 50, guidance: 3.5, resolution: 1024, negative_prompt: "" },
     // Taken: SimpleTuner's defaults for this family.

@@ -57,6 +57,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     guidance: Guidance::Rescaled,
     editing: None,
     video: None,
+    distilled: None,
     // Taken: the defaults of diffusers' `QwenImagePipeline`.
     sampling: SamplingDefaults { steps: 50, guidance: 4.0, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_qwen_image.py`.

@@ -81,6 +81,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     guidance: Guidance::ClassifierFree,
     editing: None,
     video: None,
+    distilled: None,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
     sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.

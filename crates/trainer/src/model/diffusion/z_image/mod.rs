@@ -52,6 +52,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     guidance: Guidance::Added,
     editing: None,
     video: None,
+    distilled: None,
     // Taken: the defaults of diffusers' `ZImagePipeline`.
     sampling: SamplingDefaults { steps: 50, guidance: 5.0, resolution: 1024, negative_prompt: "" },
     // Taken: the default of diffusers' `train_dreambooth_lora_z_image.py`, as are the layers.
@@ -77,6 +78,10 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
 /// Z-Image Turbo: distilled to eight steps without guidance.
 const TURBO: DiffusionFamily = DiffusionFamily {
     title: "a Z-Image Turbo",
+    distilled: Some(
+        "set base.training_adapter to an adapter that undoes the distillation while training, such as \
+         ostris/zimage_turbo_training_adapter, or train Tongyi-MAI/Z-Image",
+    ),
     sampling: SamplingDefaults { steps: 8, guidance: 0.0, resolution: 1024, negative_prompt: "" },
     ..FAMILY
 };
