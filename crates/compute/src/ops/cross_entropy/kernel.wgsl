@@ -49,12 +49,12 @@ kernel logit_gradients(logits: mut [f32], targets: [u32], folds: [f32], n: u32, 
 }
 
 // Multiplies each row by its weight. A thread for every two elements.
-kernel scale_rows(weights: [f32], x: mut [X], n: u32, width: u32) {
+kernel scale_rows(weights: [f32], sums: mut [X], n: u32, width: u32) {
     let at = 2u * thread;
     if at >= p.n { return; }
     let both = at + 1u < p.n;
     let second = select(at, at + 1u, both);
-    set_x_pair(at, vec2<f32>(weights(at / p.width) * x(at), weights(second / p.width) * x(second)), both);
+    set_sums_pair(at, vec2<f32>(weights(at / p.width) * sums(at), weights(second / p.width) * sums(second)), both);
 }
 
 // A thread for every two elements.
