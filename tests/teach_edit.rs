@@ -64,6 +64,7 @@ save_every = 'off'
 ";
 
 #[test]
+#[ignore = "long: `just sweep` runs it"]
 fn twelve_pairs_teach_an_edit() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
