@@ -29,6 +29,6 @@ torture:
 fuzz:
     fuzz/run.sh 60
 
-# Every op on a software driver for Vulkan, in every dtype: half an hour on two cores.
+# Every op on a software driver for Vulkan, in every dtype, wide heads too: long, for kernels are compiled.
 software-gpu:
     HEARTH_TEST_DEVICE=gpu:software cargo test --workspace --lib -- ops:: quantised::

@@ -2,7 +2,7 @@
 # Ops by matrix units: on the software driver of Debian's unstable release, whose Mesa has such units, where that of the
 # stable one has none.
 #   tests/matrix_units.sh [TESTS…]
-# Needs root and debootstrap, which puts the driver, 500 MB, into target/unstable: a minute or two. Its kernels take long
+# Needs root and debootstrap, which puts the driver into target/unstable: a minute or two. Its kernels take long
 # to compile.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
