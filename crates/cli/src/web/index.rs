@@ -72,6 +72,7 @@ impl RunIndex {
 
     /// Follows the runs until the program ends.
     pub fn follow(self: Arc<Self>) {
+        machine::process::give_way();
         let mut next_scan = Instant::now();
         loop {
             // Those that nobody works on change seldom.

@@ -12,8 +12,9 @@ use super::http::{HttpStatus, head};
 /// Quiet for so long, a comment is sent: it shows whether anybody is there.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Sends a run until the other side is gone.
+/// Sends a run until the other side is gone. Whoever trains on the same machine goes first.
 pub fn send(run: &FollowedRun, after: u64, epoch: u64, stream: &mut TcpStream) -> io::Result<()> {
+    machine::process::give_way();
     let fresh = ["Cache-Control".into(), "no-store".into()];
     stream.write_all(head(HttpStatus::Ok, "text/event-stream", &[fresh]).as_bytes())?;
     stream.write_all(b"retry: 2000\n\n")?;
