@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::LazyLock;
 
-use trainer::text::{HeldOut, TextDataRequest, TextDataset, Tokenizer};
+use trainer::text::{HeldOut, RecordKind, TextDataRequest, TextDataset, Tokenizer};
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(Tokenizer::bytes);
 
@@ -20,6 +20,7 @@ pub fn read(bytes: &[u8]) {
     fs::write(&path, content).expect("it can be written");
     let request = TextDataRequest {
         path,
+        kind: RecordKind::Texts,
         follow_links: false,
         width: None,
         length: LENGTH,

@@ -98,7 +98,8 @@ fn all_parts_at_random_sizes() {
 #[test]
 fn a_gpu_agrees_with_the_cpu_on_a_large_layer() {
     for activation in ALL {
-        let parts = parts(200, [192, 256, 16]);
+        // Sums of about one, so that their rounding is not large beside what the hyperbolic tangent leaves of them.
+        let parts = parts(200, [192, 256, 16]).map(|part| part.scaled(0.2));
         check_gpu(&parts, 8.0, &|tape, v| layer(tape, v, activation));
     }
 }
