@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::driver::{CudaContext, CudaFunction, CudaModule, SmVersion};
 use super::nvrtc::Nvrtc;
-use super::type_name;
+use super::{WARP, type_name};
 use crate::{Dtype, Result};
 
 /// Where compiled kernels are kept between runs; this crate touches no files.
@@ -27,6 +27,12 @@ pub(crate) struct CudaSource {
 
 /// The start of all kernel sources.
 pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// Threads of a block that holds a row while each has few packs, the packs up to which threads stay so few, and the
+/// most threads there can be. Chosen: fewer threads wait for fewer others, more packs take more registers.
+const THREADS: usize = 256;
+const PACKS: usize = 4;
+const MOST_THREADS: usize = 1024;
 
 /// What kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +56,14 @@ impl CudaVariant {
     /// So many elements at a time.
     pub fn with_pack(self, pack: usize) -> Self {
         Self { pack, ..self }
+    }
+
+    /// For a block that holds a row of this width: how many packs each thread has, and how many threads it has.
+    pub fn holding(self, width: usize) -> (Self, u32) {
+        let packs = width / self.pack;
+        let size = packs.div_ceil(THREADS).clamp(1, PACKS).max(packs.div_ceil(MOST_THREADS));
+        let threads = packs.div_ceil(size).next_multiple_of(WARP).max(WARP);
+        (Self { size, ..self }, threads as u32)
     }
 
     /// As options of the compiler.

@@ -3,15 +3,9 @@
 use super::{RmsNormInputs, RmsNormSlots};
 use crate::Tensor;
 use crate::cuda::columns::CudaColumnSum;
-use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, WARP, arguments, pack};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
 const KERNELS: CudaSource = CudaSource { name: "rms_norm", text: include_str!("kernel.cu") };
-
-/// Threads of a block while each has few packs, the packs up to which threads stay so few, and the most
-/// threads there can be. Chosen: fewer threads wait for fewer others, more packs take more registers.
-const THREADS: usize = 256;
-const PACKS: usize = 4;
-const MOST_THREADS: usize = 1024;
 
 /// The most shares that a weight's gradient is summed up in. Taken: four blocks for each of an H200's 132
 /// SMs, as many as fit there, were fastest.
@@ -26,7 +20,7 @@ pub fn forward(
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let p = pack(width, &[x, weight.unwrap_or(x), y]);
-    let (variant, threads) = held(CudaVariant::of(&[x.dtype()]).with_pack(p), width);
+    let (variant, threads) = CudaVariant::of(&[x.dtype()]).with_pack(p).holding(width);
     let grid = LaunchConfig { threads, ..LaunchConfig::blocks(rows) };
     cuda.launch(&KERNELS, "rms_norm", variant, grid, &arguments![x, weight, y, width, epsilon]);
 }
@@ -42,7 +36,7 @@ pub fn backward(
     let (n, width) = (x.shape().rows(), x.shape().width());
     let out = wanted.x.as_ref().map_or(x, |slot| &slot.tensor);
     let p = pack(width, &[x, weight.unwrap_or(x), gradient, out, workspace]);
-    let (variant, threads) = held(CudaVariant::of(&[x.dtype(), out.dtype()]).with_pack(p), width);
+    let (variant, threads) = CudaVariant::of(&[x.dtype(), out.dtype()]).with_pack(p).holding(width);
     let blocks = if wanted.weight.is_some() { n_shares(n) } else { n };
     let grid = LaunchConfig { threads, ..LaunchConfig::blocks(blocks) };
     let add = wanted.x.as_ref().is_some_and(|slot| slot.add);
@@ -55,14 +49,6 @@ pub fn backward(
         let sum = CudaColumnSum { a: &each, b: None, statistics: None, rows_per_vector: blocks };
         sum.run(cuda, &mut slot.tensor, 0, slot.add);
     }
-}
-
-/// How many packs each thread of a block holds, and how many threads it has.
-fn held(variant: CudaVariant, width: usize) -> (CudaVariant, u32) {
-    let packs = width / variant.pack;
-    let size = packs.div_ceil(THREADS).clamp(1, PACKS).max(packs.div_ceil(MOST_THREADS));
-    let threads = packs.div_ceil(size).next_multiple_of(WARP).max(WARP);
-    (CudaVariant { size, ..variant }, threads as u32)
 }
 
 fn n_shares(rows: usize) -> usize {
