@@ -79,6 +79,14 @@ pub enum ComputeError {
         /// The oldest supported.
         oldest: String,
     },
+    /// A device does not multiply in fp8.
+    #[error("{device} does not multiply in fp8: {problem}")]
+    Fp8 {
+        /// Which.
+        device: String,
+        /// Why not.
+        problem: String,
+    },
     /// The driver is too old.
     #[error(
         "NVIDIA's driver supports CUDA {}.{}, the oldest supported is {}.{}",
@@ -335,6 +343,9 @@ impl ComputeError {
             Self::CudaIndex { .. } => "`hearth doctor` lists the GPUs",
             Self::CudaCapability { .. } => "compute on the CPU, or on a newer GPU",
             Self::CudaDriver { .. } => "install a newer driver",
+            Self::Fp8 { .. } => {
+                "remove base.compute from the job, or train on an NVIDIA GPU of compute capability 8.9 or newer"
+            }
             Self::Cuda { .. } => {
                 "if memory ran out, close other programs on the GPU; else start again, and look at \
                  the system's log if it happens twice"

@@ -43,7 +43,7 @@ pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use fill::{FillPart, fill_all};
 pub use params::{GradientHook, Gradients, ParamKey, Params};
-pub use quantised::{Quantisation, Quantised};
+pub use quantised::{Quantisation, Quantised, check_fp8_matmuls};
 pub use random::RandomSequence;
 pub use recording::{MemoryRecording, MemorySnapshot};
 pub use shape::Shape;

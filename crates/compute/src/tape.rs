@@ -8,6 +8,7 @@ use std::rc::Rc;
 use crate::backward::{BackwardPass, FirstUses, GradientSink, LeafGradients};
 use crate::device::Device;
 use crate::op::{Op, OpContext};
+use crate::ops::{Fp8Check, Fp8Checks};
 use crate::random::RandomSequence;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{ComputeError, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor};
@@ -37,6 +38,8 @@ pub struct Tape<'m> {
     pub(crate) keeps_attention: bool,
     /// Whether layers use their adapters.
     has_adapters: bool,
+    /// A look at layers in fp8, if it is one.
+    pub(crate) fp8_checks: Option<Fp8Checks>,
     /// That of the block: from its first run on, for the second.
     pub(crate) kept_attention: RefCell<KeptAttention>,
 }
@@ -117,6 +120,18 @@ impl<'m> Tape<'m> {
         Self { has_adapters: false, ..tape }
     }
 
+    /// For a look at how precise the layers are that are multiplied in fp8: one whose error is above `most` is
+    /// multiplied in the dtype of its input from then on.
+    #[must_use]
+    pub fn checking_fp8(self, most: f64) -> Self {
+        Self { fp8_checks: Some(Fp8Checks::new(most)), ..self }
+    }
+
+    /// What was found of them, in the order in which they were asked.
+    pub fn into_fp8_checks(self) -> Vec<Fp8Check> {
+        self.fp8_checks.map(Fp8Checks::into_all).unwrap_or_default()
+    }
+
     /// Whether layers use their adapters.
     pub fn has_adapters(&self) -> bool {
         self.has_adapters
@@ -145,6 +160,7 @@ impl<'m> Tape<'m> {
             next_sequence: Cell::new(0),
             keeps_attention: false,
             has_adapters: true,
+            fp8_checks: None,
             kept_attention: RefCell::default(),
         }
     }

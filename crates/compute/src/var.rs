@@ -1,11 +1,12 @@
 //! Tensors within a computation, and what is saved of them for backward: the tensor itself, or where it is
 //! cheap to recompute (a norm, an activation) only how to recompute it.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use crate::op::OpContext;
 use crate::ops::Activation;
+use crate::quantised::fp8_rows::Fp8Rows;
 use crate::{Dtype, Result, Shape, Tensor};
 
 /// A tensor within a computation: it knows whether a gradient is wanted for it.
@@ -17,6 +18,8 @@ pub struct Var {
     pub(crate) remat: Option<Rc<Remat>>,
     /// If it is an activation's result: of what.
     pub(crate) activated: Option<Rc<Activated>>,
+    /// The tensor in fp8, once a matmul asked for it: several layers often read the same.
+    pub(crate) fp8_rows: Rc<OnceCell<Fp8Rows>>,
     /// Which op of its tape made it, counted from 1; 0 for what came from outside.
     pub(crate) op: usize,
 }
@@ -33,7 +36,8 @@ pub(crate) enum GradTarget {
 impl From<Tensor> for Var {
     /// A tensor that no gradient is wanted for.
     fn from(tensor: Tensor) -> Self {
-        Self { tensor, grad_target: None, remat: None, activated: None, op: 0 }
+        let fp8_rows = Rc::default();
+        Self { tensor, grad_target: None, remat: None, activated: None, fp8_rows, op: 0 }
     }
 }
 
@@ -70,7 +74,17 @@ impl Var {
     #[must_use]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
         // A recomputed tensor would come back in its old shape; without one the tensor itself is saved.
-        Self { tensor: self.tensor.reshape(shape), remat: None, activated: None, ..self.clone() }
+        let Self { grad_target, op, .. } = *self;
+        Self { grad_target, op, ..Self::from(self.tensor.reshape(shape)) }
+    }
+
+    /// Its rows in fp8, which live as long as it does.
+    pub(crate) fn fp8_rows(&self, cx: OpContext<'_>) -> Result<Fp8Rows> {
+        if let Some(known) = self.fp8_rows.get() {
+            return Ok(known.clone());
+        }
+        let made = Fp8Rows::new(cx, &self.tensor)?;
+        Ok(if cx.is_run { self.fp8_rows.get_or_init(|| made).clone() } else { made })
     }
 
     pub(crate) fn grad_target(&self) -> Option<GradTarget> {

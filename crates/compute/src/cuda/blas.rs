@@ -13,6 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::size_of_val;
 use std::ptr::null_mut;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::CudaContext;
 use super::library::{functions, names, open};
@@ -53,9 +54,19 @@ const EPILOGUE: c_int = 7;
 const BIAS_POINTER: c_int = 8;
 const AUX_POINTER: c_int = 11;
 const AUX_LD: c_int = 12;
+/// Of A; that of B follows.
+const SCALE_POINTER: c_int = 17;
+const FAST_ACCUMULATION: c_int = 25;
+/// Of A; that of B follows.
+const SCALE_MODE: c_int = 31;
+/// A scale for each row of the result, by those of A, or for each column, by those of B.
+const SCALE_PER_ROW: c_int = 3;
 const MAX_WORKSPACE: c_int = 1;
 /// Of A; those of B, C and D follow.
 const MIN_ALIGNMENT: c_int = 5;
+
+/// An address that is aligned as little as a matrix in fp8, or its result, ever is.
+const PLACE: u64 = 16;
 
 /// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first. Chosen:
 /// twice as many, since each kind of matmul is tried once.
@@ -88,8 +99,11 @@ pub(crate) struct Gemm {
     pub columns: usize,
     pub inner: usize,
     pub is_transposed: [bool; 2],
-    /// Of both operands.
+    /// Of both operands; U8 for fp8 (e4m3). Then sums are less exact than f32: by less than what rounding to fp8
+    /// cost, and a tenth faster.
     pub factors: Dtype,
+    /// Whether rows of the left operand and columns of the right one have scales; see [`Blas::feasible`].
+    pub has_scales: bool,
     pub out: Dtype,
     /// Whether f32 factors may be rounded to the 11 bits of TF32, for the tensor cores.
     pub allows_tf32: bool,
@@ -132,7 +146,7 @@ impl Epilogue {
 }
 
 /// Where the matrices lie, and what they are multiplied by.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct GemmOperands {
     pub left: u64,
     pub right: u64,
@@ -140,6 +154,8 @@ pub(crate) struct GemmOperands {
     pub onto: u64,
     pub out: u64,
     pub scale: f32,
+    /// Those of the rows of the left operand, and of the columns of the right one, if they have some.
+    pub scales: [u64; 2],
     /// 0 if there is none.
     pub bias: u64,
     /// Takes, or has, what the activation is applied to; 0 if nobody asks.
@@ -163,12 +179,24 @@ pub(super) struct Blas {
     plans: Mutex<HashMap<Gemm, Vec<AlignedPlan>>>,
     /// Whether algorithms are measured.
     is_measured: bool,
+    /// Matmuls in fp8 by what was wanted; see [`Blas::feasible`].
+    feasible: Mutex<HashMap<Gemm, Gemm>>,
+    /// Whether it is taken for a library without scales of rows.
+    scales_nothing: AtomicBool,
 }
 
 /// A plan, and the alignments of right, left and out that it is for.
 type AlignedPlan = ([u32; 3], GemmPlan);
 
-/// How a kind of matmul is asked for.
+/// A kind of matmul as the library is asked for it.
+#[derive(Clone, Copy)]
+struct AskedMatmul {
+    description: *mut c_void,
+    /// Of right, left and out.
+    layouts: [*mut c_void; 3],
+}
+
+/// The same with the algorithm that was chosen.
 #[derive(Clone, Copy)]
 struct GemmPlan {
     description: *mut c_void,
@@ -188,7 +216,46 @@ impl Blas {
         let mut handle = null_mut();
         // SAFETY: writes one handle, in the context that is current.
         check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&raw mut handle) })?;
-        Ok(Self { functions, handle, plans: Mutex::default(), is_measured })
+        let (plans, feasible) = (Mutex::default(), Mutex::default());
+        Ok(Self {
+            functions,
+            handle,
+            plans,
+            feasible,
+            is_measured,
+            scales_nothing: AtomicBool::new(false),
+        })
+    }
+
+    /// A matmul in fp8 as near to the one that is wanted as the library can do it: with scales of rows and the
+    /// epilogue, with scales alone, or without both. By its documentation there are scales on Hopper alone, and since
+    /// CUDA 12.9; epilogues have gaps that are not documented. So it is asked.
+    pub fn feasible(&self, wanted: &Gemm) -> Gemm {
+        let mut known = self.feasible.lock().expect("nothing panics while a matmul is asked for");
+        *known.entry(*wanted).or_insert_with(|| {
+            let bare = Gemm { epilogue: Epilogue::Nothing, ..*wanted };
+            let ways = [*wanted, bare];
+            let scales = !self.scales_nothing.load(Ordering::Relaxed);
+            let found = ways.into_iter().find(|gemm| scales && self.has_algorithm(gemm));
+            found.unwrap_or(Gemm { has_scales: false, ..bare })
+        })
+    }
+
+    /// Whether the library has an algorithm, for matrices that lie as any may.
+    fn has_algorithm(&self, gemm: &Gemm) -> bool {
+        // It wants to see that there are places, and does not read there.
+        let [onto, out, bias, pre_activation] = [PLACE; 4];
+        let scales = [PLACE; 2];
+        let plain =
+            GemmOperands { left: PLACE, right: PLACE, scale: 1.0, ..GemmOperands::default() };
+        let at = GemmOperands { onto, out, scales, bias, pre_activation, ..plain };
+        self.describe(gemm, at).and_then(|asked| self.algorithms(gemm, at, asked)).is_ok()
+    }
+
+    /// From now on as on GPUs whose library takes no scales of rows.
+    #[cfg(test)]
+    pub fn scale_nothing(&self) {
+        self.scales_nothing.store(true, Ordering::Relaxed);
     }
 
     /// Whether algorithms for such a matmul are still to be tried.
@@ -207,7 +274,7 @@ impl Blas {
             known.push((alignments, plan));
             plan
         };
-        self.set_pointers(plan.description, gemm.epilogue, at)?;
+        self.set_pointers(plan.description, gemm, at)?;
         self.launch(driver, &plan, gemm.add, at)
     }
 
@@ -247,29 +314,9 @@ impl Blas {
 
     /// Describes a matmul and chooses an algorithm.
     fn plan(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<GemmPlan> {
-        let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
-        let compute = if gemm.allows_tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
-        let mut description = null_mut();
-        // SAFETY: writes one handle.
-        let status = unsafe {
-            (self.functions.cublasLtMatmulDescCreate)(&raw mut description, compute, R_32F)
-        };
-        check("cublasLtMatmulDescCreate", status)?;
-        self.set(description, TRANSPOSE_A, &c_int::from(right_t))?;
-        self.set(description, TRANSPOSE_B, &c_int::from(left_t))?;
-        self.set(description, EPILOGUE, &gemm.epilogue.code())?;
-        self.set_pointers(description, gemm.epilogue, at)?;
-        if gemm.epilogue.is_kept() {
-            self.set(description, AUX_LD, &(columns as u64))?;
-        }
-        // Column by column, a matrix of [rows, width] is one of [width, rows].
-        let stored = |rows, width, is_t: bool| if is_t { [rows, width] } else { [width, rows] };
-        let layouts = [
-            self.layout(gemm.factors, stored(inner, columns, right_t))?,
-            self.layout(gemm.factors, stored(rows, inner, left_t))?,
-            self.layout(gemm.out, [columns, rows])?,
-        ];
-        let mut found = self.algorithms(gemm, at, description, layouts)?.into_iter();
+        let asked = self.describe(gemm, at)?;
+        let mut found = self.algorithms(gemm, at, asked)?.into_iter();
+        let AskedMatmul { description, layouts } = asked;
         let plan = |algorithm| GemmPlan { description, layouts, algorithm };
         let mut best = plan(found.next().expect("there is one, or it is an error"));
         let is_measured = self.is_measured && (can_be_repeated(gemm) || at.is_trial);
@@ -287,6 +334,39 @@ impl Blas {
         Ok(best)
     }
 
+    fn describe(&self, gemm: &Gemm, at: GemmOperands) -> Result<AskedMatmul> {
+        let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
+        let compute = if gemm.allows_tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
+        let mut description = null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe {
+            (self.functions.cublasLtMatmulDescCreate)(&raw mut description, compute, R_32F)
+        };
+        check("cublasLtMatmulDescCreate", status)?;
+        self.set(description, TRANSPOSE_A, &c_int::from(right_t))?;
+        self.set(description, TRANSPOSE_B, &c_int::from(left_t))?;
+        self.set(description, EPILOGUE, &gemm.epilogue.code())?;
+        if gemm.factors == Dtype::U8 {
+            self.set(description, FAST_ACCUMULATION, &1i8)?;
+        }
+        if gemm.has_scales {
+            self.set(description, SCALE_MODE, &SCALE_PER_ROW)?;
+            self.set(description, SCALE_MODE + 1, &SCALE_PER_ROW)?;
+        }
+        self.set_pointers(description, gemm, at)?;
+        if gemm.epilogue.is_kept() {
+            self.set(description, AUX_LD, &(columns as u64))?;
+        }
+        // Column by column, a matrix of [rows, width] is one of [width, rows].
+        let stored = |rows, width, is_t: bool| if is_t { [rows, width] } else { [width, rows] };
+        let layouts = [
+            self.layout(gemm.factors, stored(inner, columns, right_t))?,
+            self.layout(gemm.factors, stored(rows, inner, left_t))?,
+            self.layout(gemm.out, [columns, rows])?,
+        ];
+        Ok(AskedMatmul { description, layouts })
+    }
+
     /// Milliseconds of some runs, in place of the matmul itself; see [`can_be_repeated`].
     fn measure(
         &self,
@@ -302,13 +382,14 @@ impl Blas {
         driver.time(|| (0..N_RUNS).try_for_each(|_| run()))
     }
 
-    /// Tells a description where bias and what is kept lie.
-    fn set_pointers(
-        &self,
-        description: *mut c_void,
-        epilogue: Epilogue,
-        at: GemmOperands,
-    ) -> Result<()> {
+    /// Tells a description where scales, bias and what is kept lie.
+    fn set_pointers(&self, description: *mut c_void, gemm: &Gemm, at: GemmOperands) -> Result<()> {
+        let Gemm { epilogue, has_scales, .. } = *gemm;
+        if has_scales {
+            let [left, right] = at.scales;
+            self.set(description, SCALE_POINTER, &right)?;
+            self.set(description, SCALE_POINTER + 1, &left)?;
+        }
         if matches!(epilogue, Epilogue::Bias | Epilogue::Gelu { has_bias: true, .. }) {
             self.set(description, BIAS_POINTER, &at.bias)?;
         }
@@ -351,9 +432,9 @@ impl Blas {
         &self,
         gemm: &Gemm,
         at: GemmOperands,
-        description: *mut c_void,
-        [right, left, out]: [*mut c_void; 3],
+        asked: AskedMatmul,
     ) -> Result<Vec<[u64; 8]>> {
+        let AskedMatmul { description, layouts: [right, left, out] } = asked;
         let preference = self.preference(at)?;
         let (mut found, mut count) = ([Heuristic::default(); N_CANDIDATES as usize], 0);
         let most = c_int::from(if self.is_measured { N_CANDIDATES } else { 1 });
@@ -431,11 +512,12 @@ impl Drop for Blas {
     }
 }
 
-/// `cudaDataType`.
+/// `cudaDataType`; bytes are e4m3.
 fn data_type(dtype: Dtype) -> c_int {
     match dtype {
         Dtype::F16 => 2,
         Dtype::Bf16 => 14,
+        Dtype::U8 => 28,
         _ => R_32F,
     }
 }

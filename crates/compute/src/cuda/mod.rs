@@ -371,6 +371,17 @@ impl CudaBackend {
         }
     }
 
+    /// A matmul in fp8 as the library can do it; see [`blas::Blas::feasible`].
+    pub fn feasible(&self, wanted: &Gemm) -> Gemm {
+        self.blas.feasible(wanted)
+    }
+
+    /// From now on as on GPUs whose library takes no scales of rows.
+    #[cfg(test)]
+    pub fn scale_no_fp8_rows(&self) {
+        self.blas.scale_nothing();
+    }
+
     /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
     pub fn table(&self, name: &'static str, values: impl FnOnce() -> Vec<f32>) -> CudaArg {
         let mut tables = self.tables.lock().expect("nothing panics while a table is made");

@@ -38,7 +38,8 @@ pub use cross_entropy::{IGNORE_INDEX, RowLosses, RowWeights};
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use khatri_rao::SharedAxis;
-pub use linear::{Linear, Lora, Weight};
+pub(crate) use linear::Fp8Checks;
+pub use linear::{Fp8Check, Linear, Lora, Weight};
 pub(crate) use matmul::matrix_units_agree;
 pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{

@@ -27,6 +27,71 @@ DEVICE u8 to_e4m3(float x) {
     return sign | (below > above || (below == above && low % 2 == 1) ? high : low);
 }
 
+// Two at once, the first in the lower byte. What cannot be is not a number.
+DEVICE u16 to_e4m3_pair(float a, float b) {
+#if __CUDA_ARCH__ >= 890
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+#else
+    return to_e4m3(a) | to_e4m3(b) << 8;
+#endif
+}
+
+#if D > 0 && P > 1
+// A row of an operand of a matmul, its elements multiplied by factors if there are some, in e4m3 with a scale. A
+// block for each row, which it holds.
+KERNEL round_rows(const X* x, const float* factors, u8* codes, float* scales, u64 width) {
+    u64 first = (u64)blockIdx.x * width;
+    float a[D][P], most = 0.0f;
+    hold(x + first, width, a);
+#pragma unroll
+    for (int k = 0; k < D; k++) {
+        if (factors && place(k) < width) {
+#pragma unroll
+            for (int i = 0; i < P; i++) a[k][i] *= factors[place(k) + i];
+        }
+#pragma unroll
+        for (int i = 0; i < P; i++) most = larger(fabsf(a[k][i]), most);
+    }
+    most = block_max(most);
+    if (threadIdx.x == 0) scales[blockIdx.x] = most / 448.0f;
+    float inverse = most == 0.0f ? 0.0f : 448.0f / most;
+#pragma unroll
+    for (int k = 0; k < D; k++) {
+        if (place(k) >= width) continue;
+        alignas(P) u16 pairs[P / 2];
+#pragma unroll
+        for (int i = 0; i < P; i += 2) pairs[i / 2] = to_e4m3_pair(a[k][i] * inverse, a[k][i + 1] * inverse);
+        *(Pack<u8>*)(codes + first + place(k)) = *(Pack<u8>*)pairs;
+    }
+}
+#endif
+
+// Codes of a matrix with rows for columns: 64 x 64 by a block of 256 threads, 4 x 4 by each. Both sizes are
+// multiples of 4.
+KERNEL transpose_codes(const u8* codes, u8* out, u64 rows, u64 columns) {
+    __shared__ u32 words[64][17];
+    u64 row = (u64)blockIdx.y * 64, column = (u64)blockIdx.x * 64;
+    u32 x = threadIdx.x % 16, y = threadIdx.x / 16;
+    u32 from[4];
+    bool is_inside = row + 4 * y < rows && column + 4 * x < columns;
+    for (int i = 0; i < 4; i++) {
+        from[i] = is_inside ? *(const u32*)(codes + (row + 4 * y + i) * columns + column + 4 * x) : 0;
+    }
+    // Byte j of each of the four.
+    u32 low = __byte_perm(from[0], from[1], 0x5140), high = __byte_perm(from[2], from[3], 0x5140);
+    words[4 * x][y] = __byte_perm(low, high, 0x5410);
+    words[4 * x + 1][y] = __byte_perm(low, high, 0x7632);
+    low = __byte_perm(from[0], from[1], 0x7362), high = __byte_perm(from[2], from[3], 0x7362);
+    words[4 * x + 2][y] = __byte_perm(low, high, 0x5410);
+    words[4 * x + 3][y] = __byte_perm(low, high, 0x7632);
+    __syncthreads();
+    for (u32 i = y; i < 64; i += 16) {
+        if (column + i < columns && row + 4 * x < rows) *(u32*)(out + (column + i) * rows + row + 4 * x) = words[i][x];
+    }
+}
+
 // A row of a matrix with its scale. A block for each.
 KERNEL quantise_rows(const X* matrix, u8* codes, float* scales, u64 width, int is_fp8) {
     u64 first = (u64)blockIdx.x * width;

@@ -1,5 +1,6 @@
 //! Quantised frozen matrices: a byte or half of one per value, and scales. Matmuls read them as
-//! they are, block by block; a dequantised copy of the whole never exists.
+//! they are, block by block; a dequantised copy of the whole never exists. Those of fp8 may also be multiplied
+//! as they are, by tensor cores that can, with a left operand that is rounded to fp8 too (`fp8_rows.rs`).
 //!
 //! - int8: whole numbers from -127 to 127, scaled so that the largest of a row is 127.
 //! - fp8: eight bits with a sign, four of exponent and three of fraction (e4m3), scaled so that the
@@ -11,6 +12,7 @@
 
 mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod fp8_rows;
 pub(crate) mod gpu;
 pub(crate) mod read;
 #[cfg(test)]
@@ -18,7 +20,9 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use fp8_rows::check_fp8_matmuls;
 #[cfg(test)]
 use read::e4m3;
 pub(crate) use read::{Fp8, Int8, Nf4};
@@ -64,6 +68,16 @@ struct QuantisedInner {
     /// A byte per number; for nf4 half of one, the first number in the upper half.
     codes: Tensor,
     scales: Scales,
+    /// Whether matmuls multiply its codes, where the device can.
+    fp8: Option<Fp8Layer>,
+}
+
+/// A layer that is multiplied in fp8.
+#[derive(Debug)]
+struct Fp8Layer {
+    name: String,
+    /// Whether it still is; see [`Quantised::stop_fp8`].
+    is_on: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -106,7 +120,7 @@ impl QuantisedInner {
             Quantisation::Nf4 => Scales::PerBlock { codes: next(), groups: next(), mean: next() },
             Quantisation::Int8 | Quantisation::Fp8 => Scales::PerRow(next()),
         };
-        Self { scheme: how, shape, codes: next(), scales }
+        Self { scheme: how, shape, codes: next(), scales, fp8: None }
     }
 
     fn tensors(&self) -> Vec<&Tensor> {
@@ -170,6 +184,28 @@ impl Quantised {
         Ok(Self(Arc::new(QuantisedInner::of(how, shape, offloaded.collect::<Result<_>>()?))))
     }
 
+    /// The same matrix, whose codes matmuls multiply where it is of fp8 and the device can: with CUDA, for a left
+    /// operand of 16 bits, if rows and width are multiples of 16. Elsewhere it is multiplied as ever. The layer's name
+    /// is for who looks at it.
+    #[must_use]
+    pub fn multiplied_in_fp8(self, layer: &str) -> Self {
+        let QuantisedInner { scheme, shape, .. } = *self.0;
+        let tensors = self.0.tensors().into_iter().cloned().collect();
+        let inner = QuantisedInner::of(scheme, shape, tensors);
+        let fp8 = Some(Fp8Layer { name: layer.into(), is_on: AtomicBool::new(true) });
+        Self(Arc::new(QuantisedInner { fp8, ..inner }))
+    }
+
+    /// Multiplies it, and all clones, as other matrices from now on.
+    pub(crate) fn stop_fp8(&self) {
+        self.0.fp8.iter().for_each(|fp8| fp8.is_on.store(false, Ordering::Relaxed));
+    }
+
+    /// The name of the layer, if it was to be multiplied in fp8.
+    pub(crate) fn fp8_layer(&self) -> Option<&str> {
+        self.0.fp8.as_ref().map(|fp8| fp8.name.as_str())
+    }
+
     /// The numbers, as they come back.
     ///
     /// # Panics
@@ -198,6 +234,16 @@ impl Quantised {
 
     pub(crate) fn scheme(&self) -> Quantisation {
         self.0.scheme
+    }
+
+    /// The scales of its rows, if matmuls multiply its codes.
+    pub(crate) fn multiplied_scales(&self) -> Option<&Tensor> {
+        let QuantisedInner { scheme, scales, fp8, .. } = &*self.0;
+        let is_on = fp8.as_ref().is_some_and(|fp8| fp8.is_on.load(Ordering::Relaxed));
+        match scales {
+            Scales::PerRow(scales) if *scheme == Quantisation::Fp8 && is_on => Some(scales),
+            _ => None,
+        }
     }
 
     pub(crate) fn codes(&self) -> &Tensor {

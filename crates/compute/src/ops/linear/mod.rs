@@ -14,6 +14,7 @@
 mod backward;
 mod cpu;
 mod cuda;
+mod fp8_check;
 mod gpu;
 #[cfg(test)]
 mod tests;
@@ -22,10 +23,13 @@ use std::rc::Rc;
 
 pub(super) use self::backward::column_sums;
 use self::backward::{LayerBackward, LinearBackward, LoraBackward, SavedWeight};
+pub use self::fp8_check::Fp8Check;
+pub(crate) use self::fp8_check::Fp8Checks;
 use super::matmul::{FusedMatmul, Matmul, Operand};
 use super::{Activation, activation, inputs};
 use crate::device::{Backend, DeviceKind};
 use crate::op::{Op, OpContext};
+use crate::quantised::fp8_rows::{Fp8Rows, is_multiplied};
 use crate::random::RandomSequence;
 use crate::tape::Tape;
 use crate::var::{Activated, Remat, Var};
@@ -83,6 +87,17 @@ impl<'a> Weight<'a> {
         match self {
             Self::Dense(var) => Operand::beside(var.tensor(), x),
             Self::Quantised(quantised) => Operand::quantised(quantised, x),
+        }
+    }
+
+    /// x in fp8, if it is multiplied so.
+    fn fp8_rows(self, cx: OpContext<'_>, x: &Var) -> Result<Option<Fp8Rows>> {
+        let is_cuda = matches!(cx.device.kind(), DeviceKind::Cuda { .. });
+        match self {
+            Self::Quantised(weight) if is_cuda && is_multiplied(weight, x.dtype()) => {
+                x.fp8_rows(cx).map(Some)
+            }
+            _ => Ok(None),
         }
     }
 
@@ -148,6 +163,9 @@ impl Tape<'_> {
             pre_activation: is_tracked && activation != Activation::None,
             result: self.wants_result(&op),
         };
+        if let (Weight::Quantised(weight), Some(checks)) = (weight, &self.fp8_checks) {
+            checks.look(op.cx, x.tensor(), weight)?;
+        }
         let made = forward(op.cx, x, layer, outputs, dropout, wanted)?;
         let LinearOutput { y, pre_activation, inner, lora: ready } = made;
 
@@ -257,7 +275,9 @@ fn forward(
         if wanted.pre_activation { Some(cx.alloc(shape, dtype)?) } else { None };
     let mut y = OpContext { is_run, ..cx }.alloc(shape, dtype)?;
     let low_rank = inner.as_ref().zip(ready.as_ref()).map(|(inner, ready)| [inner, &ready.up]);
-    let matmuls = matmuls(x.tensor(), weight.matrix(dtype), low_rank);
+    let fp8_rows = weight.fp8_rows(cx, x)?;
+    let x = Operand::with_fp8_rows(x.tensor(), fp8_rows.as_ref());
+    let matmuls = matmuls(x, dtype, weight.matrix(dtype), low_rank);
     let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
     let bias = rounded.or(bias.map(Var::tensor));
     match &mut pre_activation {
@@ -273,15 +293,16 @@ fn forward(
     Ok(LinearOutput { y, pre_activation, inner, lora: ready })
 }
 
-/// x·Wᵀ, and beside it inner·Bᵀ.
+/// x·Wᵀ, and beside it inner·Bᵀ, as exact as x is in its dtype.
 fn matmuls<'a>(
-    x: &'a Tensor,
+    x: Operand<'a>,
+    dtype: Dtype,
     weight: Operand<'a>,
     low_rank: Option<[&'a Tensor; 2]>,
 ) -> Vec<Matmul<'a>> {
     let mut matmuls = vec![Matmul::new(x, weight.t())];
     if let Some(operands) = low_rank {
-        let [inner, up] = operands.map(|operand| Operand::beside(operand, x.dtype()));
+        let [inner, up] = operands.map(|operand| Operand::beside(operand, dtype));
         matmuls.push(Matmul::new(inner, up.t()));
     }
     matmuls
@@ -297,7 +318,8 @@ fn remat(op: &Op<'_>, x: &Var, outputs: usize, of: &LayerBackward, bias: Option<
         let (x, weight) = (x.get(cx)?, weight.clone().get(cx)?);
         let mut y = cx.alloc(x.shape().with_width(outputs), x.dtype())?;
         let low_rank = low_rank.as_ref().map(|[inner, up]| [inner, up]);
-        let matmuls = matmuls(&x, weight.matrix(x.dtype()), low_rank);
+        let (x, dtype) = (Operand::from(&x), x.dtype());
+        let matmuls = matmuls(x, dtype, weight.matrix(dtype), low_rank);
         FusedMatmul { bias: bias.as_ref(), ..FusedMatmul::new(&matmuls, &mut y) }.run(cx)?;
         Ok(y)
     })

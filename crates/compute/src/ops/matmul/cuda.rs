@@ -1,10 +1,13 @@
 //! Matmuls by cuBLASLt. Both operands have one dtype: where they differ, or where one is quantised, a copy is
-//! made in the workspace first.
+//! made in the workspace first. Matrices of fp8 may be multiplied as they are (`cuda/fp8.rs`).
 //!
 //! A result of 16 bits is computed from operands of its own dtype, so LoRA weights, biases and what lies
 //! between LoRA's two matrices are rounded to it; sums are f32. All matmuls but the first are small, and
 //! come first: the large one then adds to them, with bias and activation in the same pass.
 
+mod fp8;
+
+use self::fp8::Fp8Matmul;
 use super::{FusedMatmul, Matmul, Operand, OperandData};
 use crate::cuda::{
     ALIGNMENT, CudaArg, CudaBackend, CudaVariant, Epilogue, Gemm, GemmOperands, WORKSPACE,
@@ -22,7 +25,11 @@ const EPILOGUE_COLUMNS: usize = 8;
 pub fn bytes(work: &FusedMatmul<'_>) -> usize {
     let copies = work.matmuls.iter().map(|matmul| {
         let dtype = operand_dtype(matmul, work.out.dtype());
-        [matmul.left, matmul.right].iter().map(|operand| copy_bytes(*operand, dtype)).sum()
+        let copies = [matmul.left, matmul.right].map(|operand| copy_bytes(operand, dtype));
+        // A layer that is not precise enough in fp8 is multiplied otherwise from then on: no plan knows.
+        let fp8 =
+            Fp8Matmul::of(matmul, work.out.dtype()).map_or(0, |fp8| fp8.bytes(work.out.dtype()));
+        fp8.max(copies.iter().sum())
     });
     // Copies of one matmul are done with when the next begins.
     let bias = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
@@ -67,6 +74,14 @@ fn copy_bytes(operand: Operand<'_>, dtype: Dtype) -> usize {
     (operand.rows() * operand.columns() * dtype.bytes()).next_multiple_of(ALIGNMENT)
 }
 
+/// The kernel class.
+pub fn kernel_name(work: &FusedMatmul<'_>) -> &'static str {
+    match Fp8Matmul::of(&work.matmuls[0], work.out.dtype()) {
+        Some(_) => "matmul by fp8 units",
+        None => work.gpu_kernel_name(),
+    }
+}
+
 /// Computes the matmuls.
 pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tensor) {
     if work.rows() * work.columns() == 0 {
@@ -75,11 +90,11 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     let workspace_layout = MatmulWorkspace::new(&work, workspace.address_mut());
     let (last, first) = work.matmuls.split_first().expect("there is something to multiply");
     let (out, allows_tf32) = (work.out.dtype(), work.allows_tf32);
-    let epilogue = epilogue(&work);
     let is_added = work.add || work.onto.is_some();
-    let gemm =
-        Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out, allows_tf32) };
-    let is_by_library = epilogue != Epilogue::Nothing;
+    let add = is_added || !first.is_empty();
+    let gemm = Gemm { add, epilogue: epilogue(&work), ..plain(last, out, allows_tf32) };
+    let gemm = if gemm.has_scales { cuda.feasible(&gemm) } else { gemm };
+    let is_by_library = gemm.epilogue != Epilogue::Nothing;
     let bias = work
         .bias
         .filter(|_| is_by_library)
@@ -111,17 +126,19 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
 fn plain(matmul: &Matmul<'_>, out: Dtype, allows_tf32: bool) -> Gemm {
     let Matmul { left, right, .. } = matmul;
     let factors = operand_dtype(matmul, out);
-    Gemm {
+    let gemm = Gemm {
         rows: left.rows(),
         columns: right.columns(),
         inner: left.columns(),
         is_transposed: [left.transposed, right.transposed],
         factors,
+        has_scales: false,
         out,
         allows_tf32: allows_tf32 && factors == Dtype::F32,
         add: false,
         epilogue: Epilogue::Nothing,
-    }
+    };
+    if Fp8Matmul::of(matmul, out).is_some() { Fp8Matmul::gemm(gemm) } else { gemm }
 }
 
 /// What the library does besides multiplying.
@@ -131,8 +148,10 @@ fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
         work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.matmuls[0].left.columns() > 0;
     // Its tanh is less exact than f32.
     let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
+    // Taken: in fp8 the library's takes twice the time of the matmul.
+    let has_slope = has_gelu && Fp8Matmul::of(&work.matmuls[0], work.out.dtype()).is_none();
     match (work.activation, work.derivative_at.map(|at| at.activation)) {
-        (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluGrad,
+        (Activation::None, Some(Activation::GeluTanh)) if has_slope => Epilogue::GeluGrad,
         (Activation::None, None) if has_bias && is_fit => Epilogue::Bias,
         (Activation::GeluTanh, None) if has_gelu => Epilogue::Gelu { has_bias, is_kept },
         _ => Epilogue::Nothing,
@@ -201,9 +220,14 @@ impl MatmulWorkspace {
             }
             return;
         }
-        let mut to = self.copies;
-        let left = Self::operand(cuda, matmul.left, gemm.factors, &mut to);
-        let right = Self::operand(cuda, matmul.right, gemm.factors, &mut to);
+        if let Some(fp8) = Fp8Matmul::of(matmul, out.dtype()).filter(|_| !gemm.has_scales) {
+            let out = out.address_mut();
+            let onto = if gemm.add { onto.map_or(out, Tensor::address) } else { 0 };
+            let (scale, workspace) = (matmul.scale, self.library);
+            let at = GemmOperands { onto, out, scale, workspace, ..GemmOperands::default() };
+            return fp8.run_in_strips(cuda, gemm, at, self.copies);
+        }
+        let ([left, right], scales) = self.operands(cuda, matmul, gemm, out.dtype());
         let (workspace, scale, is_trial) = (self.library, matmul.scale, self.is_trial);
         let out = out.address_mut();
         let onto = onto.map_or(out, Tensor::address);
@@ -213,12 +237,29 @@ impl MatmulWorkspace {
             onto,
             out,
             scale,
+            scales,
             bias,
             pre_activation,
             workspace,
             is_trial,
         };
         cuda.gemm(&gemm, at);
+    }
+
+    /// Where both operands lie, and in fp8 their scales.
+    fn operands(
+        &self,
+        cuda: &CudaBackend,
+        matmul: &Matmul<'_>,
+        gemm: Gemm,
+        out: Dtype,
+    ) -> ([u64; 2], [u64; 2]) {
+        let mut to = self.copies;
+        if let Some(fp8) = Fp8Matmul::of(matmul, out) {
+            return fp8.operands(cuda, to);
+        }
+        let mut next = |operand| Self::operand(cuda, operand, gemm.factors, &mut to);
+        ([next(matmul.left), next(matmul.right)], [0, 0])
     }
 
     /// Where an operand of a dtype lies; a copy is put at `to`.

@@ -10,6 +10,7 @@ pub(crate) use gpu::matrix_units_agree;
 use super::{Activation, activation};
 use crate::device::{Backend, DeviceKind};
 use crate::op::OpContext;
+use crate::quantised::fp8_rows::Fp8Rows;
 use crate::var::Activated;
 use crate::work::{KernelCall, StorageFormat};
 use crate::{Dtype, Quantised, Result, Tensor};
@@ -21,6 +22,10 @@ pub(crate) struct Operand<'a> {
     transposed: bool,
     /// bf16 values that each value is split into for AMX; see [`crate::cpu::gemm::MatrixView`].
     n_splits: usize,
+    /// Its rows rounded to fp8, for a right operand that asks for it; else they are rounded for one matmul.
+    fp8_rows: Option<&'a Fp8Rows>,
+    /// Whether it may be multiplied in fp8.
+    allows_fp8: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -32,7 +37,7 @@ enum OperandData<'a> {
 impl<'a> From<&'a Tensor> for Operand<'a> {
     fn from(tensor: &'a Tensor) -> Self {
         let parts = if tensor.dtype() == Dtype::Bf16 { 1 } else { 3 };
-        Self { data: OperandData::Dense(tensor), transposed: false, n_splits: parts }
+        Self::new(OperandData::Dense(tensor), parts)
     }
 }
 
@@ -46,7 +51,21 @@ impl<'a> Operand<'a> {
     /// A quantised matrix, as exact as the other operand's dtype `beside`.
     pub fn quantised(quantised: &'a Quantised, beside: Dtype) -> Self {
         let parts = if beside == Dtype::Bf16 { 1 } else { 3 };
-        Self { data: OperandData::Quantised(quantised), transposed: false, n_splits: parts }
+        Self::new(OperandData::Quantised(quantised), parts)
+    }
+
+    fn new(data: OperandData<'a>, n_splits: usize) -> Self {
+        Self { data, transposed: false, n_splits, fp8_rows: None, allows_fp8: true }
+    }
+
+    /// Not to be multiplied in fp8.
+    pub fn without_fp8(self) -> Self {
+        Self { allows_fp8: false, ..self }
+    }
+
+    /// A tensor whose rows may be known in fp8 too.
+    pub fn with_fp8_rows(tensor: &'a Tensor, fp8_rows: Option<&'a Fp8Rows>) -> Self {
+        Self { fp8_rows, ..Self::from(tensor) }
     }
 
     /// Transposed.
@@ -208,7 +227,7 @@ impl<'a> FusedMatmul<'a> {
                 }
             }
             DeviceKind::Cuda { .. } => {
-                self.count(cx, self.gpu_kernel_name());
+                self.count(cx, cuda::kernel_name(&self));
                 let mut workspace = cx.workspace([cuda::bytes(&self)], Dtype::U8)?;
                 if let Backend::Cuda(backend) = cx.backend() {
                     cuda::multiply(backend, self, &mut workspace);
