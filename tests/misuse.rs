@@ -107,6 +107,23 @@ const KEYS: &[Row] = &[
     (1, "plan DIR/job.toml --set train.seed=-1", &["`train.seed` is -1", "at least 0"]),
     (
         1,
+        "plan DIR/job.toml --set base.compute=fp8 --device cpu",
+        &["the CPU does not multiply in fp8", "remove base.compute", "8.9 or newer"],
+    ),
+    (
+        1,
+        "plan DIR/job.toml --set base.compute=fp8 --machine DIR/ampere.toml",
+        &["cuda:0 does not multiply in fp8", "RTX 4090 has compute capability 8.6, fp8 needs 8.9"],
+    ),
+    (
+        1,
+        "plan DIR/job.toml --set base.compute=fp8 --set base.quantise=nf4",
+        &["base.compute", "base.quantise", "\"fp8\""],
+    ),
+    (1, "plan DIR/job.toml --set base.compute=fp8 --set base.dtype=f32", &["base.dtype", "bf16"]),
+    (1, "plan DIR/job.toml --set base.compute=int4", &["`base.compute` is \"int4\"", "dtype, fp8"]),
+    (
+        1,
         "plan DIR/job.toml --set adapter.alpha=0",
         &["`adapter.alpha` is 0", "above 0, at most 65536"],
     ),
@@ -478,6 +495,10 @@ impl Place {
         ] {
             fs::write(place.path(name), text).unwrap();
         }
+        // A GPU from before fp8.
+        let machines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines");
+        let recorded = fs::read_to_string(machines.join("rtx-4090.toml")).unwrap();
+        fs::write(place.path("ampere.toml"), recorded.replace(": 8.9", ": 8.6")).unwrap();
         place.models();
         place
     }

@@ -7,6 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cpu::{CpuFeature, CpuInfo};
+use crate::hardware::nvidia_arch;
 use crate::{Machine, NvidiaStack};
 
 /// How one thing is done on a device, with the reason.
@@ -70,8 +71,18 @@ pub fn cuda_uses(machine: &Machine) -> Vec<DeviceUse> {
         used(UseName::Attention, UseRole::Compute, attention),
         used(UseName::Bf16, UseRole::Compute, "matmuls by cuBLASLt on tensor cores, summed in f32"),
         used(UseName::Tf32, UseRole::Never, "not enabled in cuBLASLt"),
-        fp8(),
+        fp8_units(machine).unwrap_or_else(fp8),
     ]
+}
+
+/// Where matmuls may be in fp8.
+fn fp8_units(machine: &Machine) -> Option<DeviceUse> {
+    let mut archs =
+        machine.nvidia_gpus().map(|gpu| gpu.capability.known().and_then(|it| nvidia_arch(*it)));
+    let how = "with base.compute = \"fp8\" frozen layers multiply so; else weights may be fp8, and are converted";
+    archs
+        .any(|arch| arch.is_some_and(|arch| arch.fp8))
+        .then(|| used(UseName::Fp8, UseRole::Compute, how))
 }
 
 /// What hearth uses of the GPU of an Apple chip.
@@ -156,6 +167,17 @@ mod tests {
             assert_eq!(role(&uses, UseName::Tf32), UseRole::Never);
             assert_eq!(role(&uses, UseName::Attention), UseRole::Compute);
         }
+    }
+
+    #[test]
+    fn fp8_is_computed_with_where_tensor_cores_can() {
+        let role_of = |capability: &str| {
+            let card = format!("pci_bus_id: 1\ncompute_capability: {capability}\nintegrated: 0\n");
+            let answers = [("cuda", "cuda: 13.0\ncards: 1\n"), ("cuda card 0", card.as_str())];
+            role(&cuda_uses(&Machine::probe(&mut source(&answers))), UseName::Fp8)
+        };
+        assert_eq!(["8.9", "9.0", "12.0"].map(role_of), [UseRole::Compute; 3]);
+        assert_eq!(role_of("8.6"), UseRole::Storage);
     }
 
     #[test]

@@ -7,14 +7,16 @@ use std::sync::OnceLock;
 
 use cluster::{Launched, World};
 use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuChoice};
-use compute::{Device, DeviceKind, Dtype, Quantisation};
+use compute::{ComputeError, Device, DeviceKind, Dtype, Quantisation};
 use machine::budget::{self, MemoryLimit, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
 use machine::cpu::CpuFeature;
+use machine::hardware::nvidia_arch;
 use machine::held::MemoryPlace;
 use machine::monitor::Monitor;
 use machine::sampler::TelemetrySampler;
 use machine::{Bytes, Machine, ProbeSource};
 use trainer::config::RunConfig;
+use trainer::config::base::ComputeType;
 use trainer::model::build::Precision;
 use trainer::plan::RaisableLimit;
 use trainer::plan::rates::{self, Rates, RatesKey, StoredRates};
@@ -175,6 +177,21 @@ impl DeviceArgs {
             }),
             world: None,
         })
+    }
+
+    /// Refuses a job in fp8 for a GPU that is known not to multiply so.
+    pub fn check_fp8(&self, config: &RunConfig, machine: &Machine) -> Result<(), ComputeError> {
+        let DeviceChoice::Cuda(index) = self.device() else { return Ok(()) };
+        let gpu = machine.cuda_gpu(index).filter(|_| config.base.compute == ComputeType::Fp8);
+        let known = gpu.and_then(|gpu| Some((gpu, *gpu.capability.known()?)));
+        let Some((gpu, capability)) = known else { return Ok(()) };
+        if nvidia_arch(capability).is_some_and(|arch| arch.fp8) {
+            return Ok(());
+        }
+        let name = gpu.name.known().map_or("it", String::as_str);
+        let device = format!("cuda:{index}");
+        let problem = format!("{name} has compute capability {capability}, fp8 needs 8.9");
+        Err(ComputeError::Fp8 { device, problem })
     }
 
     /// Where the memory of the device lies. Metal's counts as the process's own on macOS, and a software driver's is.

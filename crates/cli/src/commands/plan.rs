@@ -85,6 +85,7 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
         }
         None => (engine.clone(), engine.kind(), engine.rates(&machine)),
     };
+    engine.check_fp8(&config, &machine)?;
     let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
     let host_bytes = engine.host_bytes_of(&machine);
     let default_limit = engine.default_limit_of(&machine).filter(|_| arguments.limit.is_none());

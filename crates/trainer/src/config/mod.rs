@@ -54,7 +54,7 @@ pub use value::{ImageSize, Switch};
 
 use crate::suggest::nearest;
 use adapter::{AdapterConfig, AdapterKind, RawAdapter};
-use base::{BaseConfig, RawBase};
+use base::{BaseConfig, ComputeType, RawBase};
 use batch::PlanChoice;
 use cluster::{ClusterConfig, RankPart, RawCluster};
 use compress::RawCompress;
@@ -238,7 +238,7 @@ impl RawConfig {
         let Self { base, data, text, compress, preference, adapter, train, .. } = self;
         let Self { optimizer, sample, generate, machine, cluster, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
-        let base = base.decide("base", rows)?;
+        let mut base = base.decide("base", rows)?;
         let mut material = TrainingData::decide(
             RawImageSections { data, sample },
             RawTextSections { text, compress, preference, generate },
@@ -255,6 +255,7 @@ impl RawConfig {
         let adapter = AdapterConfig::new(adapter, &material, family, &optimizer, rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         optimizer::refuse_schedule_free(&optimizer, &train, rows)?;
+        base::apply_fp8(&mut base, adapter.kind, rows)?;
         train::refuse_fused(&train, base.dtype, optimizer.kind, rows)?;
         train::refuse_bf16(&train, base.dtype, optimizer.kind, rows)?;
         let machine = machine.decide("machine", rows)?;
@@ -351,9 +352,10 @@ impl RunConfig {
         std::iter::once(path).chain(parts).map(|path| &**path).collect()
     }
 
-    /// Whether nobody typed it, so that a plan may choose.
+    /// Whether nobody typed it, and it does not follow from another key, so that a plan may choose.
     pub fn is_free(&self, key: &str) -> bool {
-        self.origin(key).is_some_and(ValueOrigin::is_default)
+        let follows = key == "base.quantise" && self.base.compute == ComputeType::Fp8;
+        !follows && self.origin(key).is_some_and(ValueOrigin::is_default)
     }
 
     /// The same job with the precision that a plan chose for `before`, which a run keeps to its end.

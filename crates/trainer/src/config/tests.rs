@@ -94,6 +94,7 @@ const EVERY_KEY: &[&str] = &[
     "base.dtype=f32",
     "base.quantise=nf4",
     "base.quantise_encoders=int8",
+    "base.compute=fp8",
     "data.images=others",
     "data.references=['before', 'masks']",
     "data.draw=neon",

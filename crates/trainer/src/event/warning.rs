@@ -138,6 +138,18 @@ pub enum WarningKind {
         /// What to do instead.
         advice: String,
     },
+    /// Layers that were to be multiplied in fp8 are not: they lost too much.
+    Fp8Inexact {
+        /// Their names.
+        layers: Vec<String>,
+        /// Of how many.
+        of: usize,
+        /// The largest error of one, relative to its result.
+        #[serde(deserialize_with = "null_is_nan")]
+        error: f64,
+        /// What is allowed.
+        allowed: f64,
+    },
     /// The policy of a compressed model is certain of every choice, and tries no others.
     PolicyCertain {
         /// Steps that were looked at.
@@ -231,6 +243,7 @@ impl WarningKind {
             Self::PolicyCollapsed { .. } => "policy_collapsed",
             Self::PolicyCertain { .. } => "policy_certain",
             Self::Distilled { .. } => "distilled",
+            Self::Fp8Inexact { .. } => "fp8_inexact",
             Self::Data { .. } => "data",
             Self::Other { .. } => "other",
         }
@@ -294,6 +307,9 @@ impl WarningKind {
                  compress.policy_weight"
             }
             Self::Distilled { advice, .. } => return Some(advice.clone()),
+            Self::Fp8Inexact { .. } => {
+                "they are multiplied in base.dtype, which takes longer; without base.compute all are"
+            }
             Self::CheckpointSkipped { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
                 return None;
             }
@@ -324,6 +340,15 @@ impl fmt::Display for WarningKind {
                 f,
                 "gradients have vanished: norms of the last {steps} steps are at most \
                  {largest:.2e}, at first {first:.2e}"
+            ),
+            Self::Fp8Inexact { layers, of, error, allowed } => write!(
+                f,
+                "{} of {of} layers are not precise enough in fp8: their results are off by up to {:.0} %, allowed are \
+                 {:.0} %: {}",
+                layers.len(),
+                100.0 * error,
+                100.0 * allowed,
+                layers.join(", ")
             ),
             Self::StepsSkipped { steps } => {
                 write!(f, "{steps} steps so far changed nothing, since a gradient was not finite")

@@ -37,6 +37,9 @@ pub enum TensorRole {
     /// The matrix of a layer inside a block: nearly all of a model's parameters, and the part that is
     /// quantised if any is.
     Matrix,
+    /// The matrix of a layer that makes modulation vectors: quantised as others are, and left as it is where others
+    /// are multiplied in fp8, since all of a block depends on it.
+    Modulation,
     /// Any other array in the model's dtype: embeddings, convolutions, the first and last layers.
     Array,
     /// Biases and weights of norms: f32 always.
@@ -50,6 +53,8 @@ pub struct Precision {
     pub dtype: Dtype,
     /// How the matrices of blocks are quantised, if they are.
     pub base: Option<Quantisation>,
+    /// Whether those of fp8 are multiplied so, with activations rounded to fp8 too.
+    pub multiplies_fp8: bool,
     /// Which blocks are offloaded to the host and copied to the device one by one.
     pub offload: Offload,
 }
@@ -57,7 +62,7 @@ pub struct Precision {
 impl Precision {
     /// Nothing quantised, all of it on the device.
     pub const fn plain(dtype: Dtype) -> Self {
-        Self { dtype, base: None, offload: Offload::None }
+        Self { dtype, base: None, multiplies_fp8: false, offload: Offload::None }
     }
 
     /// The dtype that a tensor is loaded in.
@@ -68,7 +73,12 @@ impl Precision {
     /// How a tensor is quantised. Blocks of nf4 do not fit every width; such a matrix stays as it is.
     pub fn quantisation(self, want: &TensorSpec) -> Option<Quantisation> {
         let is_fit = |how| how != Quantisation::Nf4 || want.shape.width().is_multiple_of(NF4_BLOCK);
-        self.base.filter(|how| want.role == TensorRole::Matrix && is_fit(*how))
+        let is_quantised = match want.role {
+            TensorRole::Matrix => true,
+            TensorRole::Modulation => !self.multiplies_fp8,
+            TensorRole::Array | TensorRole::Vector => false,
+        };
+        self.base.filter(|how| is_quantised && is_fit(*how))
     }
 }
 
@@ -226,6 +236,16 @@ impl<'a> ModelBuilder<'a> {
         self.layer(name, TensorRole::Matrix, inputs, outputs, true)
     }
 
+    /// The same for a layer that makes a block's modulation vectors.
+    pub fn modulation(
+        &mut self,
+        name: impl Display,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<LinearLayer> {
+        self.layer(name, TensorRole::Modulation, inputs, outputs, true)
+    }
+
     /// The same without a bias.
     pub fn linear_no_bias(
         &mut self,
@@ -269,7 +289,13 @@ impl<'a> ModelBuilder<'a> {
         outputs: usize,
         has_bias: bool,
     ) -> Result<LinearLayer> {
-        let weight = self.take(format!("{name}.weight"), [outputs, inputs], role)?;
+        let weight = match self.take(format!("{name}.weight"), [outputs, inputs], role)? {
+            WeightTensor::Quantised(weight) if self.precision.multiplies_fp8 => {
+                let layer = format!("{}{name}", self.prefix);
+                WeightTensor::Quantised(weight.multiplied_in_fp8(&layer))
+            }
+            weight => weight,
+        };
         let bias = if has_bias { Some(self.bias(&name, outputs)?) } else { None };
         let module = format!("{}{name}", self.prefix);
         let adapter = if self.adapters.excludes(&module, self.is_unused) {

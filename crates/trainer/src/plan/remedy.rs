@@ -6,6 +6,7 @@ use compute::{Dtype, Quantisation};
 use super::choice::{FORMATS, batch_options, fused_options, offloads};
 use super::{DatasetSummary, DeviceBudget, PlanChoice, PlanRequest, PlanSearch, RaisableLimit};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
+use crate::config::base::ComputeType;
 use crate::config::optimizer::OptimizerKind;
 use crate::config::train::WeightDtype;
 use crate::config::{RunConfig, Switch};
@@ -163,7 +164,7 @@ fn is_possible<T: Task>(
     apply(&mut changed);
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     let can = match (*key, *value) {
-        ("base.quantise", _) => is_frozen,
+        ("base.quantise", _) => is_frozen && config.base.compute == ComputeType::Dtype,
         ("train.micro_batch", _) => !smallest.train.fused_backward_pass,
         ("train.weight_dtype", _) => {
             !is_frozen && smallest.base.dtype == Dtype::Bf16 && smallest.train.ema == Switch::Off

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cluster::World;
-use compute::ops::{AdamW, GradClip, global_norm};
-use compute::{ComputeError, Device, Gradients, ParamKey, Params, Tape, Tensor, Var};
+use compute::ops::{AdamW, Fp8Check, GradClip, global_norm};
+use compute::{
+    ComputeError, Device, Gradients, ParamKey, Params, Tape, Tensor, Var, check_fp8_matmuls,
+};
 use weights::{BytesDoneFn, Catalog, TensorInfo};
 
 use super::exact_sums::ExactSums;
@@ -15,6 +17,7 @@ use super::fused_backward::FusedBackward;
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
+use crate::config::base::ComputeType;
 use crate::config::{RunConfig, Switch};
 use crate::error::{Result, TrainerError};
 use crate::event::PolicyMetrics;
@@ -131,6 +134,9 @@ impl<'a, T: Task> Session<'a, T> {
         config: &'a RunConfig,
         tick: BytesDoneFn<'_>,
     ) -> Result<Self> {
+        if config.base.compute == ComputeType::Fp8 {
+            check_fp8_matmuls(device)?;
+        }
         let mut adapters = match config.adapter.kind {
             AdapterKind::Full => Adapters::full_in(config.train.weight_dtype.dtype()),
             AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Loha | AdapterKind::Lokr => {
@@ -254,6 +260,15 @@ impl<'a, T: Task> Session<'a, T> {
         let forward = self.forward();
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
         scalar(forward.loss(&tape, micro_batch, Recompute::None)?.tensor())
+    }
+
+    /// How precise the layers are that are multiplied in fp8, by a forward pass over these samples; those that lose
+    /// more than is allowed are multiplied in the dtype of activations from now on.
+    pub fn check_fp8(&self, micro_batch: &T::MicroBatch, allowed: f64) -> Result<Vec<Fp8Check>> {
+        let forward = self.forward();
+        let tape = Tape::inference(&self.device, &self.adapters.params, 0).checking_fp8(allowed);
+        forward.loss(&tape, micro_batch, Recompute::None)?;
+        Ok(tape.into_fp8_checks())
     }
 
     /// What the model's policy did in the step that was just taken, if it has one.
@@ -535,8 +550,7 @@ fn parameter_key(index: usize) -> String {
 }
 
 fn precision(config: &RunConfig) -> Precision {
-    let (dtype, base) = (config.base.dtype, config.base.quantise);
-    Precision { dtype, base, offload: config.machine.offload }
+    Precision { offload: config.machine.offload, ..config.base.precision() }
 }
 
 /// A tensor of one element as a number; 0 on the meta device. Waits for the GPU, and returns its errors.

@@ -4,6 +4,7 @@ use super::checkpoint::{Checkpoints, TrainProgress};
 use super::data_parallel::{self, DataParallel};
 use super::device::{MeteredDevice, RunSetup};
 use super::folder::{self, RunOutput};
+use super::fp8;
 use super::identity::Identity;
 use super::pacing::Pacing;
 use super::run::TrainingRun;
@@ -35,7 +36,8 @@ pub(super) fn begin<'a, D: DataLoader>(
     let mut session = device.cancellable(stop, || Session::new(device, task, config, &tick))?;
     let identity = Identity::new(config, task, loader)?;
     let checkpoints = Checkpoints::new(&folder.path, &config.output);
-    let mut warnings = Vec::new();
+    let inexact = device.cancellable(stop, || fp8::check(config, &session, device, loader))?;
+    let mut warnings: Vec<_> = inexact.into_iter().collect();
     let tick = |_| events.should_continue();
     let warn = |kind| warnings.push(kind);
     let restored = checkpoints.restore(&mut session, &identity, &tick, warn)?;

@@ -6,12 +6,13 @@
 //! continues from its last checkpoint, with the same results.
 
 use cluster::World;
-use compute::{ComputeError, Device, DeviceKind};
+use compute::{ComputeError, Device, DeviceKind, check_fp8_matmuls};
 use machine::held::{HeldMemory, MemoryPlace};
 use machine::sampler::TelemetrySampler;
 
 use super::meter::PhaseMeter;
 use crate::config::RunConfig;
+use crate::config::base::ComputeType;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, GpuLoss};
 use crate::plan::{DeviceBudget, MemoryLevel, Plan, RaisableLimit, Rates};
@@ -93,8 +94,16 @@ pub struct MeteredDevice {
 }
 
 impl MeteredDevice {
-    /// With an arena as large as the plan.
-    pub fn open(setup: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
+    /// With an arena as large as the plan. A GPU that cannot multiply as the job asks is refused before any work.
+    pub fn open(config: &RunConfig, setup: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
+        let opened = Self::reopen(setup, plan)?;
+        if config.base.compute == ComputeType::Fp8 {
+            check_fp8_matmuls(&opened.device)?;
+        }
+        Ok(opened)
+    }
+
+    fn reopen(setup: &DeviceSetup<'_>, plan: &Plan) -> Result<Self> {
         let device = (setup.open)(plan.peak_bytes())?;
         device.set_shared_memory(setup.memory_place == MemoryPlace::BesideProcess);
         let meter = PhaseMeter::new(&device, &plan.phases);
@@ -124,7 +133,7 @@ impl MeteredDevice {
             events.emit(Event::GpuLost(GpuLoss { step, message: said }))?;
             // Its memory is freed before it is allocated again.
             drop(self);
-            self = Self::open(setup.device_setup, setup.plan)?;
+            self = Self::reopen(setup.device_setup, setup.plan)?;
         }
     }
 

@@ -75,7 +75,8 @@ const FREE_KEYS: [&str; 17] = [
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 4] = [
+const NEW_KEYS: [(&str, &str); 5] = [
+    ("base.compute", "\"dtype\""),
     ("train.fused_backward_pass", "false"),
     ("train.weight_dtype", "\"f32\""),
     ("cluster.sync_every", "\"off\""),

@@ -14,6 +14,7 @@ mod divergence;
 mod evaluation;
 mod fallback;
 pub(crate) mod folder;
+mod fp8;
 pub mod full;
 mod health;
 mod health_events;

@@ -138,7 +138,7 @@ fn with_job_on(
     let budget = device_setup.budget();
     let plan = dry_run(job, budget).unwrap();
     let levels = memory_levels(job, budget).unwrap();
-    let mut metered = MeteredDevice::open(&device_setup, &plan).unwrap();
+    let mut metered = MeteredDevice::open(&config, &device_setup, &plan).unwrap();
     let device = metered.device.clone();
     // A software driver takes minutes to compile the kernels of encoders.
     let encoder = match kind {

@@ -154,7 +154,7 @@ impl JointBlock {
         let image = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
         let context = ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"];
         Ok(Self {
-            modulation: build.linear(modulations[0], d, if is_dual { 9 } else { 6 } * d)?,
+            modulation: build.modulation(modulations[0], d, if is_dual { 9 } else { 6 } * d)?,
             image: QkvProjections::new(joint, build.at("attn"), image, true)?,
             image_out: build.linear("attn.to_out.0", d, d)?,
             dual_attention: if is_dual {
@@ -164,7 +164,7 @@ impl JointBlock {
                 None
             },
             feed_forward: FeedForward::new(build.at(feed_forwards[0]), d)?,
-            context_modulation: build.linear(
+            context_modulation: build.modulation(
                 modulations[1],
                 d,
                 if is_dropped { 2 } else { 6 } * d,

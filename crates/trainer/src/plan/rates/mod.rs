@@ -23,6 +23,8 @@ pub use store::{RatesKey, StoredRates, folder};
 pub const PASS: &str = "pass";
 /// The curve of kernels that are bound by arithmetic.
 pub const ARITHMETIC: &str = "arithmetic";
+/// A curve of matmuls in fp8, whatever the size and format.
+pub const FP8: &str = "matmul by fp8 units, any";
 /// The curve of reading a model's files.
 pub const LOAD: &str = "load";
 

@@ -17,7 +17,6 @@ use crate::data::{BatchSampler, SampleSize};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
-use crate::model::build::Precision;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
 use crate::task::prefetch::Prefetch;
@@ -43,8 +42,7 @@ impl<'a> ImageLoader<'a> {
         tiling: Option<Tiling>,
     ) -> Result<Self> {
         let seed = config.train.seed;
-        let precision =
-            Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
+        let precision = config.base.precision();
         let makes_samples = traits::Task::makes_samples(&task);
         // What the images are made from comes from the cache.
         let writer = || SampleImageWriter::new(task, Vec::new(), precision, tiling);

@@ -511,7 +511,7 @@ fn encode(
     setup: RunSetup<'_>,
     events: &EventSink<'_>,
 ) -> Result<(Arc<CacheIndex>, MeteredDevice)> {
-    let device = MeteredDevice::open(setup.device_setup, setup.plan)?;
+    let device = MeteredDevice::open(config, setup.device_setup, setup.plan)?;
     let ((), device) =
         device.retry_on_gpu_loss(setup, events, |MeteredDevice { device, meter }, _| {
             let meter = Mutex::new(meter);

@@ -423,7 +423,7 @@ pub(super) fn train<B: TextBase>(
     let task = pipeline.task(&planned.config)?;
     let loader = TextLoader::new(task, &planned.config, texts)?;
     let setup = planned.setup(device_setup);
-    let device = MeteredDevice::open(device_setup, &planned.plan)?;
+    let device = MeteredDevice::open(config, device_setup, &planned.plan)?;
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.reason.is_done() && is_first(device_setup.world) {
         B::write_result(pipeline, &planned.config, end.step, folder, events)?;

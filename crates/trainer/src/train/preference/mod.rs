@@ -267,7 +267,7 @@ pub(super) fn train(
     let task = pipeline.task(&planned.config, preference)?;
     let loader = PreferenceLoader::new(task, &planned.config, preferences)?;
     let setup = planned.setup(device_setup);
-    let device = MeteredDevice::open(device_setup, &planned.plan)?;
+    let device = MeteredDevice::open(config, device_setup, &planned.plan)?;
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
     if end.reason.is_done() && is_first(device_setup.world) {
         let language = pipeline.language;

@@ -187,7 +187,7 @@ impl SingleBlock {
         let d = joint.n_heads * joint.d_head;
         let names = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
         Ok(Self {
-            modulation: build.linear("norm.linear", d, 3 * d)?,
+            modulation: build.modulation("norm.linear", d, 3 * d)?,
             projections: QkvProjections::new(joint, build.at("attn"), names, true)?,
             up: build.linear("proj_mlp", d, MLP_RATIO * d)?,
             out: build.linear("proj_out", (1 + MLP_RATIO) * d, d)?,

@@ -39,7 +39,7 @@ impl PromptBlock {
     pub fn new(config: &Kandinsky5Config, mut build: ModelBuilder<'_>) -> Result<Self> {
         let d = config.model_dim;
         Ok(Self {
-            modulation: build.linear("text_modulation.out_layer", config.time_dim, 6 * d)?,
+            modulation: build.modulation("text_modulation.out_layer", config.time_dim, 6 * d)?,
             attention: AttentionLayers::new(config, build.at("self_attention"))?,
             feed_forward: FeedForwardLayers::new(config, build.at("feed_forward"))?,
         })
@@ -101,7 +101,7 @@ impl VisualBlock {
     pub fn new(config: &Kandinsky5Config, mut build: ModelBuilder<'_>) -> Result<Self> {
         let d = config.model_dim;
         Ok(Self {
-            modulation: build.linear("visual_modulation.out_layer", config.time_dim, 9 * d)?,
+            modulation: build.modulation("visual_modulation.out_layer", config.time_dim, 9 * d)?,
             self_attention: AttentionLayers::new(config, build.at("self_attention"))?,
             cross_attention: AttentionLayers::new(config, build.at("cross_attention"))?,
             feed_forward: FeedForwardLayers::new(config, build.at("feed_forward"))?,

@@ -53,7 +53,7 @@ impl ZImageBlock {
     ) -> Result<Self> {
         let (d, inner, d_head) = (config.dim, config.feed_forward_dim(), config.head_dim());
         let modulation = if is_modulated {
-            Some(build.linear("adaLN_modulation.0", config.condition_dim(), 4 * d)?)
+            Some(build.modulation("adaLN_modulation.0", config.condition_dim(), 4 * d)?)
         } else {
             None
         };
