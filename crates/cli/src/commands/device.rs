@@ -400,13 +400,18 @@ pub struct FormatArgs {
     /// Quantise the weights of transformer blocks (kept quantised, dequantised for each matmul)
     #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
     pub quantise: Option<Quantisation>,
+
+    /// Multiply in fp8 (base.compute), with --quantise fp8
+    #[arg(long, requires = "quantise")]
+    pub fp8_matmuls: bool,
 }
 
 impl FormatArgs {
     /// As it is meant.
     pub fn precision(&self) -> Precision {
         let base = self.quantise;
-        Precision { base, ..Precision::plain(self.dtype) }
+        let multiplies_fp8 = self.fp8_matmuls;
+        Precision { base, multiplies_fp8, ..Precision::plain(self.dtype) }
     }
 }
 

@@ -50,6 +50,10 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
     quantise: Option<Quantisation>,
 
+    /// Multiply in fp8 (base.compute), with --quantise fp8
+    #[arg(long, requires = "quantise")]
+    fp8_matmuls: bool,
+
     #[command(flatten)]
     engine: DeviceArgs,
 
@@ -59,8 +63,9 @@ pub struct VerifyArgs {
 }
 
 pub fn run(arguments: &VerifyArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let VerifyArgs { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
-    let formats = FormatArgs { dtype: *dtype, quantise: *quantise };
+    let VerifyArgs { folder, weights, golden, adapter, engine, json, .. } = arguments;
+    let VerifyArgs { dtype, quantise, fp8_matmuls, .. } = *arguments;
+    let formats = FormatArgs { dtype, quantise, fp8_matmuls };
     let device = engine.open(engine.limit_bytes(None)?)?;
     let question = VerifyRequest {
         folder: folder.checked()?,
@@ -73,7 +78,7 @@ pub fn run(arguments: &VerifyArgs, out: &mut dyn Write) -> Result<CommandOutcome
     let findings = Verified {
         class: report.class,
         n_weights: report.n_weights,
-        dtype: named_value::value_name(dtype),
+        dtype: named_value::value_name(&dtype),
         device: engine.name(),
         is_fine: tensors.iter().all(|row| row.is_fine),
         tensors,

@@ -22,6 +22,7 @@ pub struct ComparedRow {
     pub name: String,
     pub difference: f64,
     pub tolerance: f64,
+    pub cosine: f64,
     pub is_fine: bool,
     /// The reference's number, and ours.
     pub first: Vec<(f32, f32)>,
@@ -30,8 +31,8 @@ pub struct ComparedRow {
 impl From<Comparison> for ComparedRow {
     fn from(comparison: Comparison) -> Self {
         let is_fine = comparison.is_within_tolerance();
-        let Comparison { name, difference, tolerance, first } = comparison;
-        Self { name, difference, tolerance, is_fine, first }
+        let Comparison { name, difference, tolerance, cosine, first } = comparison;
+        Self { name, difference, tolerance, cosine, is_fine, first }
     }
 }
 
@@ -48,9 +49,15 @@ pub fn page(findings: &Verified) -> String {
         .map(|row| row.name.as_str());
     let is_shown =
         |row: &&ComparedRow| !is_gradient(row) || !row.is_fine || Some(row.name.as_str()) == worst;
-    let mut rows = vec![["tensor", "difference", "tolerance"].map(str::to_owned)];
+    let mut rows = vec![["tensor", "difference", "tolerance", "cosine"].map(str::to_owned)];
     rows.extend(tensors.iter().filter(is_shown).map(|row| {
-        [row.name.clone(), format!("{:.1e}", row.difference), format!("{:.0e}", row.tolerance)]
+        let ComparedRow { name, difference, tolerance, cosine, .. } = row;
+        [
+            name.clone(),
+            format!("{difference:.1e}"),
+            format!("{tolerance:.0e}"),
+            format!("{cosine:.5}"),
+        ]
     }));
     page.table(&rows);
     for row in tensors.iter().filter(|row| !row.is_fine) {

@@ -81,6 +81,8 @@ pub struct BenchSettings {
     pub offload: Offload,
     /// Quantisation of the frozen weights.
     pub quantise: Option<Quantisation>,
+    /// Whether weights of fp8 are multiplied so.
+    pub multiplies_fp8: bool,
 }
 
 impl BenchCase {
@@ -139,8 +141,9 @@ impl BenchCase {
         dtype: Dtype,
         settings: BenchSettings,
     ) -> Result<PreparedBench> {
-        let BenchSettings { offload, quantise, .. } = settings;
-        let precision = Precision { offload, base: quantise, ..Precision::plain(dtype) };
+        let BenchSettings { offload, quantise, multiplies_fp8, .. } = settings;
+        let plain = Precision::plain(dtype);
+        let precision = Precision { offload, base: quantise, multiplies_fp8, ..plain };
         let transformer = self.transformer();
         let mut adapters = match &transformer {
             Some(_) => Adapters::random_init(targets(), Vec::new(), SEED),
@@ -480,6 +483,7 @@ mod tests {
             recompute,
             offload: Offload::None,
             quantise: None,
+            multiplies_fp8: false,
         };
         let mut model = BenchCase::Sd3Medium.prepare(&device, Dtype::Bf16, settings).unwrap();
         model.run().unwrap();

@@ -47,6 +47,8 @@ pub struct WorkloadJob {
     pub dtype: Dtype,
     /// How weights are quantised, if they are.
     pub base: Option<Quantisation>,
+    /// Whether those of fp8 are multiplied so.
+    pub multiplies_fp8: bool,
     /// What is recomputed.
     pub recompute: Recompute,
     /// Samples of a micro-batch; gradients are accumulated.
@@ -59,7 +61,8 @@ impl WorkloadJob {
     /// One micro-batch, no offloading, no gradient checkpointing, nothing quantised.
     pub const fn plain(config: WorkloadConfig, dtype: Dtype) -> Self {
         let (recompute, offload) = (Recompute::None, Offload::None);
-        Self { config, dtype, base: None, recompute, micro_batch: config.samples, offload }
+        let (base, multiplies_fp8, micro_batch) = (None, false, config.samples);
+        Self { config, dtype, base, multiplies_fp8, recompute, micro_batch, offload }
     }
 }
 
@@ -413,10 +416,11 @@ impl<'a> BlockBuilder<'a> {
     fn quantised(&mut self, made: &Tensor, format: Quantisation) -> Result<Quantised> {
         self.sizes.extend(Quantised::sizes(made.shape(), format));
         let made = self.device.with_tag(Tag::Weights, || Quantised::new(made, format))?;
-        match self.host_memory() {
-            Some(swap) => made.offload(swap, self.block),
-            None => Ok(made),
-        }
+        let made = match self.host_memory() {
+            Some(swap) => made.offload(swap, self.block)?,
+            None => made,
+        };
+        Ok(if self.job.multiplies_fp8 { made.multiplied_in_fp8("") } else { made })
     }
 
     fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<WorkloadLayer> {

@@ -26,3 +26,13 @@ pub fn relative_error(expected: &[f32], got: &[f32]) -> f64 {
     }
     if largest == 0.0 { most } else { most / largest }
 }
+
+/// The cosine of the angle between two vectors; 1 for two of zeros.
+pub fn cosine(expected: &[f32], got: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let lengths = (dot(expected, expected) * dot(got, got)).sqrt();
+    let is_nothing = [expected, got].iter().all(|all| all.iter().all(|x| *x == 0.0));
+    if is_nothing { 1.0 } else { dot(expected, got) / lengths }
+}

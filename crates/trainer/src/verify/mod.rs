@@ -33,6 +33,7 @@ use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::files::{CheckpointLayout, WeightFiles, load_model};
+use crate::model::host::cosine;
 pub use crate::model::host::relative_error;
 use crate::model::host::to_vec;
 use crate::model::llama::{self, Llama};
@@ -69,6 +70,8 @@ pub struct Comparison {
     pub difference: f64,
     /// The largest allowed.
     pub tolerance: f64,
+    /// The cosine of the angle between both: 1 is the same direction. Two zeros have one.
+    pub cosine: f64,
     /// The first values, the reference's and ours.
     pub first: Vec<(f32, f32)>,
 }
@@ -317,7 +320,8 @@ impl Verifier<'_> {
         let [of_output, of_gradient] = tolerances(self.precision);
         let tolerance = if name.starts_with("grad.") { of_gradient } else { of_output };
         let first = expected.iter().copied().zip(got.iter().copied()).take(SHOWN).collect();
-        Comparison { name, difference: relative_error(expected, got), tolerance, first }
+        let (difference, cosine) = (relative_error(expected, got), cosine(expected, got));
+        Comparison { name, difference, tolerance, cosine, first }
     }
 }
 

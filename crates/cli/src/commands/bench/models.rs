@@ -64,6 +64,10 @@ pub struct BenchModelsArgs {
     #[arg(long, value_parser = named_value::parser::<Quantisation>())]
     quantise: Option<Quantisation>,
 
+    /// Multiply in fp8 (base.compute), with --quantise fp8
+    #[arg(long, requires = "quantise")]
+    fp8_matmuls: bool,
+
     /// Repetitions; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
@@ -132,6 +136,7 @@ fn measure(arguments: &BenchModelsArgs, case: BenchCase) -> Result<ModelFigures,
         recompute: arguments.recompute,
         offload: arguments.offload,
         quantise: arguments.quantise,
+        multiplies_fp8: arguments.fp8_matmuls,
     };
     let mut dry_run = case.prepare(&meta, dtype, how)?;
     dry_run.run()?;

@@ -42,6 +42,10 @@ pub struct BenchStepArgs {
     #[arg(long, value_parser = named_value::parser::<Quantisation>())]
     base: Option<Quantisation>,
 
+    /// Multiply in fp8 (base.compute), with --base fp8
+    #[arg(long, requires = "base")]
+    fp8_matmuls: bool,
+
     /// Gradient checkpointing: which blocks are recomputed in backward to save memory
     #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
@@ -87,6 +91,7 @@ impl BenchStepArgs {
         let plain = WorkloadJob::plain(self.config, self.dtype);
         WorkloadJob {
             base: self.base,
+            multiplies_fp8: self.fp8_matmuls,
             recompute: self.recompute,
             micro_batch: self.micro_batch.map_or(plain.micro_batch, usize::from),
             offload: self.offload,

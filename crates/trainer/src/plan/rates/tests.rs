@@ -138,6 +138,7 @@ fn step(device: &Device) -> WorkStats {
         recompute: Recompute::None,
         offload: Offload::None,
         quantise: None,
+        multiplies_fp8: false,
     };
     let mut prepared = BenchCase::Sd3Tiny.prepare(device, compute::Dtype::Bf16, settings).unwrap();
     let before = device.work();
