@@ -43,7 +43,8 @@ pub fn parts(index: &[u8]) -> Vec<(String, PartKind)> {
         let is_used = !UNUSED_PARTS.contains(&name.as_str())
             && super::is_inside(&name)
             && !name.contains('/');
-        let models = ["Model", "Autoencoder", "Transformer", "ForConditionalGeneration"];
+        let models =
+            ["Model", "Autoencoder", "Transformer", "ForConditionalGeneration", "ForCausalLM"];
         let is_model = models.iter().any(|part| class.contains(part));
         is_used.then_some((name, if is_model { PartKind::Model } else { PartKind::Settings }))
     });
@@ -185,6 +186,18 @@ mod tests {
         check(&with(&[weights]), &["vae/config.json"]);
         check(&with(&[config, ("vae/x.safetensors", "nowhere")]), &["vae/*.safetensors"]);
         check(&[INDEX, config, weights], &["scheduler/", "tokenizer/"]);
+    }
+
+    /// FLUX.2 klein's: its text encoder is a language model with its output layer.
+    #[test]
+    fn a_text_encoder_may_be_a_whole_language_model() {
+        let index = br#"{"_class_name": "Flux2KleinPipeline", "is_distilled": true,
+            "text_encoder": ["transformers", "Qwen3ForCausalLM"],
+            "tokenizer": ["transformers", "Qwen2TokenizerFast"],
+            "vae": ["diffusers", "AutoencoderKLFlux2"]}"#;
+        let (model, settings) = (PartKind::Model, PartKind::Settings);
+        let expected = [("text_encoder", model), ("tokenizer", settings), ("vae", model)];
+        assert_eq!(parts(index), expected.map(|(name, kind)| (name.to_owned(), kind)));
     }
 
     #[test]
