@@ -17,6 +17,7 @@ use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::guidance::GuidanceScales;
 use crate::model::diffusion::paths::PartPaths;
 use crate::model::diffusion::sd3::Sd3;
+use crate::model::diffusion::vae::LatentShape;
 use crate::model::files::{self, WeightFiles};
 use crate::model::host::to_vec;
 use crate::model::vae::{KlVaeConfig, VaeDecoder, VaeEncoder, kl};
@@ -148,14 +149,18 @@ impl Autoencoder {
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
         let found = to_vec(self.encoder.forward(&tape, &input).unwrap().tensor()).unwrap();
-        self.config.statistics().to_model(&found[..found.len() / 2])
+        self.config.statistics().to_model(&found[..found.len() / 2], self.latent_shape())
+    }
+
+    fn latent_shape(&self) -> LatentShape {
+        let side = SIDE / self.config.vae_scale_factor();
+        LatentShape::image(self.config.latent_channels, side, side)
     }
 
     fn decode(&self, latents: &[f32]) -> Vec<f32> {
-        let latents = self.config.statistics().from_model(latents);
-        let side = SIDE / self.config.vae_scale_factor();
-        let channels = self.config.latent_channels;
-        let input = self.device.upload([1, channels, side, side], &latents).unwrap();
+        let shape = self.latent_shape();
+        let latents = self.config.statistics().from_model(latents, shape);
+        let input = self.device.upload(shape.batch(1), &latents).unwrap();
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
         let drawn = to_vec(self.decoder.forward(&tape, &input).unwrap().tensor()).unwrap();

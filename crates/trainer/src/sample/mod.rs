@@ -449,7 +449,7 @@ impl<'a> SampleJob<'a> {
         let params = Params::default();
         let mut clips = Vec::with_capacity(latents.len());
         for latents in latents {
-            let scaled = statistics.from_model(latents);
+            let scaled = statistics.from_model(latents, self.latent_shape());
             let latent = LatentView { values: &scaled, shape: self.latent_shape() };
             let tape = Tape::inference(device, &params, 0);
             let tiling = tiling.unwrap_or(Tiling::largest(latent.shape));

@@ -124,7 +124,8 @@ pub fn encode_references(
             to_chw(&pixels, false)
         };
         let (moments, shape) = vae_moments(&encoder, device, &[&pixels], [width, height], 1)?;
-        Ok(ReferenceLatents { values: statistics.to_model(&moments[0][..shape.count()]), shape })
+        let values = statistics.to_model(&moments[0][..shape.count()], shape);
+        Ok(ReferenceLatents { values, shape })
     };
     references.iter().map(encode).collect()
 }

@@ -4,18 +4,20 @@ use compute::ops::IGNORE_INDEX;
 use compute::{Dtype, Shape, Tape, Tensor, Var};
 
 use super::reference_data::ReferenceData;
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::Component;
 use crate::model::build::ModelBuilder;
+use crate::model::config::Unsupported;
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput, DenoiserOutput};
+use crate::model::diffusion::vae::{LatentShape, LatentStatistics};
 use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::qwen25vl::Qwen25VlEncoder;
 use crate::model::encoder::t5::T5Encoder;
 use crate::model::host::to_vec;
 use crate::model::llama::Llama;
 use crate::model::recompute::Recompute;
-use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder};
+use crate::model::vae::{VaeConfig, VaeDecoder, VaeEncoder, flux2};
 use crate::objective::flow::Timestep;
 
 /// A model that reference data exists for.
@@ -240,14 +242,34 @@ pub struct VaePair {
     config: VaeConfig,
     encoder: VaeEncoder,
     decoder: VaeDecoder,
+    statistics: LatentStatistics,
 }
 
 impl VaePair {
     /// Builds both.
     pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let encoder = VaeEncoder::new(config, build)?;
-        Ok(Self { config: config.clone(), encoder, decoder: VaeDecoder::new(config, build)? })
+        let decoder = VaeDecoder::new(config, build)?;
+        Ok(Self {
+            config: config.clone(),
+            encoder,
+            decoder,
+            statistics: statistics(config, build)?,
+        })
     }
+}
+
+/// How latents are scaled, which some files say.
+fn statistics(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<LatentStatistics> {
+    let VaeConfig::Flux2(own) = config else { return Ok(config.statistics()) };
+    let n = own.n_statistics();
+    let [means, variances] = flux2::names::STATISTICS.map(|name| build.vector(name, n));
+    let [means, variances] = [means?, variances?].map(|values| to_vec(values.tensor()));
+    let found = own.statistics(means?, &variances?);
+    found.map_err(|Unsupported(problem)| TrainerError::Request {
+        problem,
+        hint: "download the file again",
+    })
 }
 
 impl VerifiableModel for VaePair {
@@ -279,8 +301,9 @@ impl VerifiableModel for VaePair {
                 *value = value.clamp(-1.0, 1.0);
             }
         }
-        let statistics = self.config.statistics();
-        let scaled = mean.chunks(count).flat_map(|mean| statistics.to_model(mean)).collect();
+        let shape = LatentShape::from_sizes(&sizes[1..]).expect("latents have such sizes");
+        let scaled = |mean: &[f32]| self.statistics.to_model(mean, shape);
+        let scaled = mean.chunks(count).flat_map(scaled).collect();
         Ok(vec![
             ("mean", mean),
             ("logvar", logarithms),

@@ -300,7 +300,8 @@ mod tests {
     use crate::model::encoder::t5::T5Encoder;
     use crate::model::files::WeightFiles;
     use crate::model::vae::{
-        HunyuanVideoVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder, VaeEncoder,
+        Flux2VaeConfig, HunyuanVideoVaeConfig, QwenImageVaeConfig, VaeConfig, VaeDecoder,
+        VaeEncoder,
     };
 
     /// A file with these tensors, by other names.
@@ -354,6 +355,20 @@ mod tests {
         assert_eq!(like.infer(&catalog, ""), Some(config.clone()));
         let layout = config.layout(&catalog, Some(""));
         WeightFiles::find(&catalog, &layout, |build| VaeEncoder::new(&config, build)).unwrap();
+        let config = Flux2VaeConfig::published();
+        let mut like = config.clone();
+        (like.block_out_channels, like.layers_per_block) = (vec![32], 9);
+        (like.latent_channels, like.use_quant_conv) = (4, false);
+        let (config, like) = (VaeConfig::from(config), VaeConfig::from(like));
+        check_vae(&config, &like);
+        // Under the names of diffusers alone; and not of the VAE of FLUX.1.
+        let catalog = file(&config.stored_tensors().unwrap(), str::to_owned);
+        assert_eq!(like.original_prefix(&catalog), Some(""));
+        assert_eq!(like.infer(&catalog, ""), Some(config));
+        let other = (published.vae)();
+        let original = other.layout(&catalog, Some(""));
+        let other = file(&other.stored_tensors().unwrap(), |name| piece_names(&original, name));
+        assert_eq!(like.original_prefix(&other), None);
         for config in (published.encoders)() {
             match &config {
                 EncoderConfig::Clip(config) => {

@@ -19,6 +19,7 @@ use crate::model::vae::{Tiling, VaeConfig, VaeDecoder, VaeEncoder, VaeScale, enc
 /// An autoencoder, open.
 pub struct Vae {
     part: PipelinePart<VaeConfig>,
+    statistics: LatentStatistics,
     /// Whether latents are scaled without the shift that the settings state.
     ignores_shift: bool,
 }
@@ -71,32 +72,53 @@ impl LatentShape {
     }
 }
 
-/// How latents are scaled for a model: (latent - shift) · scale, channel by channel.
+/// How latents are scaled for a model: (latent - shift) · scale, channel by channel. FLUX.2's differ within a channel too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentStatistics {
-    /// Shift of each channel.
+    /// Shift of each channel, and in it of each pixel of a square, row by row.
     pub shift: Vec<f32>,
-    /// Scale of each channel.
+    /// Scale of each.
     pub scale: Vec<f32>,
+    /// Pixels along a side of the square; 1 where all pixels of a channel are scaled alike.
+    pub patch: usize,
 }
 
 impl LatentStatistics {
-    /// Latents [channels, …] as models see them.
-    pub fn to_model(&self, latents: &[f32]) -> Vec<f32> {
-        self.map(latents, |latent, shift, scale| (latent - shift) * scale)
+    /// One shift and one scale for each channel.
+    pub fn by_channel(shift: Vec<f32>, scale: Vec<f32>) -> Self {
+        Self { shift, scale, patch: 1 }
     }
 
-    /// Latents [channels, …] as the decoder sees them.
-    pub fn from_model(&self, latents: &[f32]) -> Vec<f32> {
-        self.map(latents, |latent, shift, scale| latent / scale + shift)
+    /// Latents as models see them.
+    pub fn to_model(&self, latents: &[f32], shape: LatentShape) -> Vec<f32> {
+        self.map(latents, shape, |latent, shift, scale| (latent - shift) * scale)
     }
 
-    fn map(&self, latents: &[f32], each: impl Fn(f32, f32, f32) -> f32) -> Vec<f32> {
-        let pixels = (latents.len() / self.scale.len().max(1)).max(1);
-        let channel = |at: usize| (self.shift[at / pixels], self.scale[at / pixels]);
+    /// Latents as the decoder sees them.
+    pub fn from_model(&self, latents: &[f32], shape: LatentShape) -> Vec<f32> {
+        self.map(latents, shape, |latent, shift, scale| latent / scale + shift)
+    }
+
+    /// Standard deviations of latents as models see them.
+    pub fn spread_to_model(&self, deviations: &[f32], shape: LatentShape) -> Vec<f32> {
+        self.map(deviations, shape, |deviation, _, scale| deviation * scale)
+    }
+
+    fn map(
+        &self,
+        latents: &[f32],
+        LatentShape { frames, height, width, .. }: LatentShape,
+        each: impl Fn(f32, f32, f32) -> f32,
+    ) -> Vec<f32> {
+        let (patch, of_channel) = (self.patch, (frames * height * width).max(1));
+        let place = |at: usize| {
+            let (channel, pixel) = (at / of_channel, at % of_channel);
+            let (row, column) = (pixel / width % height % patch, pixel % width % patch);
+            (channel * patch + row) * patch + column
+        };
         let numbers = latents.iter().enumerate().map(|(at, latent)| {
-            let (shift, scale) = channel(at);
-            each(*latent, shift, scale)
+            let index = place(at);
+            each(*latent, self.shift[index], self.scale[index])
         });
         numbers.collect()
     }
@@ -143,7 +165,7 @@ impl Vae {
     pub(super) fn open(source: PartSource, like: &VaeConfig) -> Result<Self> {
         let (catalog, config) = match source {
             PartSource::Folder(folder) => {
-                return Ok(Self::new(PipelinePart::open(&folder, VaeConfig::read)?));
+                return Self::of_files(PipelinePart::open(&folder, VaeConfig::read)?);
             }
             PartSource::Weights(catalog, config) => (catalog, config),
         };
@@ -159,17 +181,19 @@ impl Vae {
             config.check().map(|()| config).map_err(problem)
         };
         let part = PipelinePart::of_weights(catalog, config, VaeConfig::read, infer)?;
-        Ok(Self::new(part.in_layout(original)))
+        Self::of_files(part.in_layout(original))
     }
 
     /// A meta VAE, without files.
     pub(super) fn meta(folder: &Path, config: VaeConfig) -> Result<Self> {
-        let tensors = config.stored_tensors()?;
-        Ok(Self::new(PipelinePart::meta(folder, config, tensors)))
+        let (tensors, statistics) = (config.stored_tensors()?, config.statistics());
+        let part = PipelinePart::meta(folder, config, tensors);
+        Ok(Self { part, statistics, ignores_shift: false })
     }
 
-    fn new(part: PipelinePart<VaeConfig>) -> Self {
-        Self { part, ignores_shift: false }
+    fn of_files(part: PipelinePart<VaeConfig>) -> Result<Self> {
+        let statistics = part.config.stored_statistics(&part.catalog, part.original)?;
+        Ok(Self { part, statistics, ignores_shift: false })
     }
 
     /// The same, whose latents are scaled without a shift.
@@ -213,9 +237,9 @@ impl Vae {
 
     /// How latents are scaled for a model.
     pub fn statistics(&self) -> LatentStatistics {
-        let LatentStatistics { shift, scale } = self.part.config.statistics();
+        let LatentStatistics { shift, scale, patch } = self.statistics.clone();
         let shift = if self.ignores_shift { vec![0.0; shift.len()] } else { shift };
-        LatentStatistics { shift, scale }
+        LatentStatistics { shift, scale, patch }
     }
 
     /// The files that its output depends on.
@@ -290,9 +314,23 @@ mod tests {
 
     #[test]
     fn every_channel_has_its_own_scale() {
-        let statistics = LatentStatistics { shift: vec![1.0, 2.0], scale: vec![2.0, 0.5] };
-        let scaled = statistics.to_model(&[1.0, 3.0, 2.0, 6.0]);
+        let statistics = LatentStatistics::by_channel(vec![1.0, 2.0], vec![2.0, 0.5]);
+        let shape = LatentShape::image(2, 1, 2);
+        let scaled = statistics.to_model(&[1.0, 3.0, 2.0, 6.0], shape);
         assert_eq!(scaled, [0.0, 4.0, 0.0, 2.0]);
-        assert_eq!(statistics.from_model(&scaled), [1.0, 3.0, 2.0, 6.0]);
+        assert_eq!(statistics.from_model(&scaled, shape), [1.0, 3.0, 2.0, 6.0]);
+    }
+
+    /// Of 2 x 4 pixels every second one of a row has the same scale.
+    #[test]
+    fn every_pixel_of_a_square_may_have_its_own_scale() {
+        let (shift, scale) = (vec![1.0, 0.0, 0.0, 2.0], vec![1.0, 10.0, 100.0, 1000.0]);
+        let statistics = LatentStatistics { shift, scale, patch: 2 };
+        let (shape, latents) = (LatentShape::image(1, 2, 4), [3.0; 8]);
+        let scaled = statistics.to_model(&latents, shape);
+        assert_eq!(scaled, [2.0, 30.0, 2.0, 30.0, 300.0, 1000.0, 300.0, 1000.0]);
+        assert_eq!(statistics.from_model(&scaled, shape), latents);
+        let spread = statistics.spread_to_model(&latents, shape);
+        assert_eq!(spread[4..6], [300.0, 3000.0]);
     }
 }

@@ -7,7 +7,7 @@
 use compute::ops::{Activation, Attention, Conv2d, Conv3d, ConvPadding, PatchOrder};
 use compute::{Result as Computed, Shape, Tape, Tensor, Var};
 
-use super::{VaeConfig, VaeScale, hunyuan_video, kl, qwen_image};
+use super::{VaeConfig, VaeScale, flux2, hunyuan_video, kl, qwen_image};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::LinearLayer;
@@ -32,6 +32,7 @@ impl VaeEncoder {
             VaeConfig::Kl(config) => kl::encoder(config, build),
             VaeConfig::QwenImage(config) => qwen_image::encoder(config, build),
             VaeConfig::HunyuanVideo(config) => hunyuan_video::encoder(config, build),
+            VaeConfig::Flux2(config) => flux2::encoder(config, build),
         }
     }
 
@@ -81,6 +82,7 @@ impl VaeDecoder {
             VaeConfig::Kl(config) => kl::decoder(config, build),
             VaeConfig::QwenImage(config) => qwen_image::decoder(config, build),
             VaeConfig::HunyuanVideo(config) => hunyuan_video::decoder(config, build),
+            VaeConfig::Flux2(config) => flux2::decoder(config, build),
         }
     }
 

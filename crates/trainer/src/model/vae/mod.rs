@@ -2,6 +2,7 @@
 //! attention in the middle. No gradients flow through them. A folder for each kind has its config, its layers by name and
 //! shape, and their names in files; `forward.rs` computes all kinds.
 
+pub mod flux2;
 mod forward;
 pub mod hunyuan_video;
 pub mod kl;
@@ -13,6 +14,7 @@ use std::path::Path;
 use serde::Deserialize;
 use weights::Catalog;
 
+pub use flux2::Flux2VaeConfig;
 pub use forward::{VaeDecoder, VaeEncoder};
 pub use hunyuan_video::HunyuanVideoVaeConfig;
 pub use kl::KlVaeConfig;
@@ -41,12 +43,19 @@ pub enum VaeConfig {
     /// HunyuanVideo, Kandinsky 5: of clips.
     #[serde(rename = "AutoencoderKLHunyuanVideo")]
     HunyuanVideo(HunyuanVideoVaeConfig),
+    /// FLUX.2.
+    #[serde(rename = "AutoencoderKLFlux2")]
+    Flux2(Flux2VaeConfig),
 }
 
 impl VaeConfig {
     /// The classes of all kinds.
-    pub const CLASSES: [&str; 3] =
-        ["AutoencoderKL", "AutoencoderKLQwenImage", "AutoencoderKLHunyuanVideo"];
+    pub const CLASSES: [&str; 4] = [
+        "AutoencoderKL",
+        "AutoencoderKLQwenImage",
+        "AutoencoderKLHunyuanVideo",
+        "AutoencoderKLFlux2",
+    ];
 
     /// Reads `vae/config.json`.
     pub fn read(path: &Path) -> Result<Self> {
@@ -59,6 +68,7 @@ impl VaeConfig {
             Self::Kl(config) => config.check(),
             Self::QwenImage(config) => config.check(),
             Self::HunyuanVideo(config) => config.check(),
+            Self::Flux2(config) => config.check(),
         }
     }
 
@@ -73,6 +83,7 @@ impl VaeConfig {
             Self::HunyuanVideo(like) => {
                 hunyuan_video::names::infer(catalog, prefix, like).map(Self::HunyuanVideo)
             }
+            Self::Flux2(like) => flux2::names::infer(catalog, prefix, like).map(Self::Flux2),
         }
     }
 
@@ -82,6 +93,7 @@ impl VaeConfig {
             Self::Kl(_) => kl::names::prefix(catalog),
             Self::QwenImage(_) => qwen_image::names::prefix(catalog),
             Self::HunyuanVideo(_) => hunyuan_video::names::prefix(catalog),
+            Self::Flux2(_) => flux2::names::prefix(catalog),
         }
     }
 
@@ -102,6 +114,8 @@ impl VaeConfig {
                 qwen_image::names::original(config, catalog, prefix)
             }
             (Self::QwenImage(_), None) => qwen_image::names::diffusers(catalog),
+            (Self::Flux2(config), Some(prefix)) => flux2::names::original(config, catalog, prefix),
+            (Self::Flux2(_), None) => flux2::names::diffusers(catalog),
         }
     }
 
@@ -111,6 +125,7 @@ impl VaeConfig {
         tensors.extend(tensor_specs(|build| VaeDecoder::new(self, build))?);
         Ok(match self {
             Self::Kl(_) | Self::HunyuanVideo(_) => tensors,
+            Self::Flux2(config) => [tensors, config.statistics_specs()].concat(),
             Self::QwenImage(config) => qwen_image::names::stored(config, &tensors),
         })
     }
@@ -121,6 +136,7 @@ impl VaeConfig {
             Self::Kl(config) => config.latent_channels,
             Self::QwenImage(config) => config.z_dim,
             Self::HunyuanVideo(config) => config.latent_channels,
+            Self::Flux2(config) => config.latent_channels,
         }
     }
 
@@ -130,23 +146,37 @@ impl VaeConfig {
             Self::Kl(config) => config.vae_scale_factor(),
             Self::QwenImage(config) => config.vae_scale_factor(),
             Self::HunyuanVideo(config) => config.spatial_compression_ratio,
+            Self::Flux2(config) => config.layers().vae_scale_factor(),
         }
     }
 
     /// Frames of a clip per latent frame after the first; 1 of a VAE of images.
     pub fn temporal_scale_factor(&self) -> usize {
         match self {
-            Self::Kl(_) | Self::QwenImage(_) => 1,
+            Self::Kl(_) | Self::QwenImage(_) | Self::Flux2(_) => 1,
             Self::HunyuanVideo(config) => config.temporal_compression_ratio,
         }
     }
 
-    /// How latents are scaled for models.
+    /// How latents are scaled for models, as far as the settings say it.
     pub fn statistics(&self) -> LatentStatistics {
         match self {
             Self::Kl(config) => config.statistics(),
             Self::QwenImage(config) => config.statistics(),
             Self::HunyuanVideo(config) => config.statistics(),
+            Self::Flux2(config) => config.neutral_statistics(),
+        }
+    }
+
+    /// The same of a model's files, which have a prefix before names of the original layout.
+    pub fn stored_statistics(
+        &self,
+        catalog: &Catalog,
+        original: Option<&str>,
+    ) -> Result<LatentStatistics> {
+        match self {
+            Self::Flux2(config) => config.stored_statistics(catalog, original.unwrap_or_default()),
+            _ => Ok(self.statistics()),
         }
     }
 
@@ -160,6 +190,7 @@ impl VaeConfig {
             Self::HunyuanVideo(_) => {
                 "give hunyuan_video_vae_bf16.safetensors, or the folder vae of a diffusers model"
             }
+            Self::Flux2(_) => "give flux2-vae.safetensors, or the folder vae of a diffusers model",
         }
     }
 }
@@ -179,5 +210,11 @@ impl From<QwenImageVaeConfig> for VaeConfig {
 impl From<HunyuanVideoVaeConfig> for VaeConfig {
     fn from(config: HunyuanVideoVaeConfig) -> Self {
         Self::HunyuanVideo(config)
+    }
+}
+
+impl From<Flux2VaeConfig> for VaeConfig {
+    fn from(config: Flux2VaeConfig) -> Self {
+        Self::Flux2(config)
     }
 }

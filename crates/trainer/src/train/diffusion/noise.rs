@@ -113,7 +113,10 @@ pub fn reference_latents(
 ) -> Result<Vec<Tensor>> {
     let references = samples[0].references.iter().enumerate();
     let upload = |(index, first): (usize, &Arc<CachedLatents>)| {
-        let scaled = |it: &NoisySample| statistics.to_model(&it.references[index].mean);
+        let scaled = |it: &NoisySample| {
+            let CachedLatents { mean, shape, .. } = &*it.references[index];
+            statistics.to_model(mean, *shape)
+        };
         let scaled: Vec<Vec<f32>> = samples.iter().map(scaled).collect();
         let parts: Vec<&[f32]> = scaled.iter().map(Vec::as_slice).collect();
         Ok(device.upload_parts(first.shape.batch(samples.len()), &parts, dtype)?)
@@ -126,21 +129,39 @@ pub fn reference_latents(
 fn draw_latents(
     samples: &[NoisySample],
     device: &Device,
-    LatentStatistics { shift, scale }: &LatentStatistics,
+    statistics: &LatentStatistics,
 ) -> Result<Tensor> {
-    let LatentShape { channels, .. } = samples[0].latents.shape;
-    let shape = samples[0].latents.shape.batch(samples.len());
-    let upload = |values: fn(&CachedLatents) -> &[f32]| {
-        let parts: Vec<_> = samples.iter().map(|sample| values(&sample.latents)).collect();
-        device.upload_parts(shape, &parts, Dtype::F32)
+    let of_batch = samples[0].latents.shape;
+    // One scale for a channel is for the device. Scaled here, latents are only drawn there.
+    let is_by_channel = statistics.patch == 1;
+    let upload = |values: fn(&CachedLatents) -> &[f32], scaled: ScaledFn<'_>| {
+        let scaled = |sample: &NoisySample| scaled(values(&sample.latents), of_batch);
+        let scaled: Option<Vec<_>> = (!is_by_channel).then(|| samples.iter().map(scaled).collect());
+        let parts: Vec<&[f32]> = match &scaled {
+            Some(scaled) => scaled.iter().map(Vec::as_slice).collect(),
+            None => samples.iter().map(|sample| values(&sample.latents)).collect(),
+        };
+        device.upload_parts(of_batch.batch(samples.len()), &parts, Dtype::F32)
     };
-    let mean = upload(|latents| &latents.mean)?;
+    let mean = upload(|latents| &latents.mean, &|mean, shape| statistics.to_model(mean, shape))?;
     // All of them have one, or none has.
     let sequences: Option<Vec<RandomSequence>> =
         samples.iter().map(|sample| sample.latent_noise).collect();
-    let std = sequences.is_some().then(|| upload(|latents| &latents.std)).transpose()?;
+    let std = sequences.is_some().then(|| {
+        upload(|latents| &latents.std, &|std, shape| statistics.spread_to_model(std, shape))
+    });
+    let std = std.transpose()?;
     let std = std.as_ref().zip(sequences.as_ref());
     let std = std.map(|(std, sequences)| LatentStd { std, sequences });
-    let [shift, scale] = [shift, scale].map(|values| device.upload([channels], values));
+    let LatentStatistics { shift, scale, .. } = statistics;
+    let [shift, scale] = if is_by_channel {
+        [shift.clone(), scale.clone()]
+    } else {
+        [0.0, 1.0].map(|value| vec![value; of_batch.channels])
+    };
+    let [shift, scale] = [shift, scale].map(|values| device.upload([of_batch.channels], &values));
     Ok(sample_latents(mean, std, LatentScaling { shift: &shift?, scale: &scale? })?)
 }
+
+/// Values of a latent, scaled.
+type ScaledFn<'a> = &'a dyn Fn(&[f32], LatentShape) -> Vec<f32>;

@@ -142,7 +142,7 @@ impl<'a> SampleImageWriter<'a> {
         };
         let latents = |reference: &Arc<CachedReference>| -> Result<ReferenceLatents> {
             let CachedLatents { mean, shape, .. } = index.reference(reference, false)?;
-            Ok(ReferenceLatents { values: self.statistics.to_model(&mean), shape })
+            Ok(ReferenceLatents { values: self.statistics.to_model(&mean, shape), shape })
         };
         Ok(SampleCondition {
             prompt: condition(&self.sample.prompts[number])?,

@@ -80,7 +80,7 @@ impl HunyuanVideoVaeConfig {
     /// How latents are scaled for models.
     pub fn statistics(&self) -> LatentStatistics {
         let n = self.latent_channels;
-        LatentStatistics { shift: vec![0.0; n], scale: vec![self.scaling_factor; n] }
+        LatentStatistics::by_channel(vec![0.0; n], vec![self.scaling_factor; n])
     }
 
     /// Checks that all of it is supported.

@@ -43,9 +43,9 @@ pub struct KlVaeConfig {
     #[serde(default = "silu")]
     pub act_fn: String,
     #[serde(default)]
-    down_block_types: Vec<String>,
+    pub(in crate::model::vae) down_block_types: Vec<String>,
     #[serde(default)]
-    up_block_types: Vec<String>,
+    pub(in crate::model::vae) up_block_types: Vec<String>,
 }
 
 fn yes() -> bool {
@@ -86,7 +86,7 @@ impl KlVaeConfig {
     pub fn statistics(&self) -> LatentStatistics {
         let n = self.latent_channels;
         let shift = vec![self.shift_factor.unwrap_or(0.0); n];
-        LatentStatistics { shift, scale: vec![self.scaling_factor; n] }
+        LatentStatistics::by_channel(shift, vec![self.scaling_factor; n])
     }
 
     /// Checks that all of it is supported.

@@ -79,7 +79,7 @@ impl QwenImageVaeConfig {
     /// How latents are scaled for models.
     pub fn statistics(&self) -> LatentStatistics {
         let scale = self.latents_std.iter().map(|std| 1.0 / std).collect();
-        LatentStatistics { shift: self.latents_mean.clone(), scale }
+        LatentStatistics::by_channel(self.latents_mean.clone(), scale)
     }
 
     /// Checks that all of it is supported.
