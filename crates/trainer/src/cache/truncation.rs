@@ -32,7 +32,7 @@ fn lost(encoders: &TextEncoders, text: &str) -> Option<ProblemKind> {
         EncoderKind::T5 => "T5",
         EncoderKind::Clip => "CLIP",
         EncoderKind::Qwen25Vl => "Qwen2.5-VL",
-        EncoderKind::Qwen3 => "Qwen3",
+        EncoderKind::Qwen3 | EncoderKind::Qwen3Layers => "Qwen3",
     };
     let is_seen = encoders.last().is_some_and(|last| last.name != spec.name);
     if is_seen {

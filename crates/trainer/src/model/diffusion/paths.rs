@@ -182,7 +182,7 @@ impl<'a> PartSearch<'a> {
             return Ok(Some(found));
         }
         let own = self.checkpoint.as_ref().map(|checkpoint| checkpoint.under(&spec.prefix()));
-        if let Some(own) = own.filter(|own| kind_of(own) == Some(spec.kind)) {
+        if let Some(own) = own.filter(|own| kind_of(own) == Some(spec.kind.of_file())) {
             return Ok(Some(PartSource::Weights(own, self.config(&folder))));
         }
         self.beside(spec.files, &ENCODER_FOLDERS, &folder)
@@ -202,7 +202,7 @@ impl<'a> PartSearch<'a> {
                         no_encoder(path, "is of no kind that hearth knows", family)
                     })?)
                 };
-            let fits = |spec: &TextEncoderSpec| kind.is_none_or(|kind| kind == spec.kind);
+            let fits = |spec: &TextEncoderSpec| kind.is_none_or(|kind| kind == spec.kind.of_file());
             let mut slots = family.encoders.iter().zip(&mut found);
             let free = slots.find(|(spec, found)| found.is_none() && fits(spec));
             let (spec, slot) = free.ok_or_else(|| no_encoder(path, "is one too many", family))?;

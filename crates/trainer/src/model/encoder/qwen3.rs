@@ -20,7 +20,22 @@ use crate::model::tensor_piece::TensorPiece;
 pub struct Qwen3Config {
     /// The language model.
     pub text: LlamaConfig,
+    /// Which hidden states are the output. Not in the file: families differ in it.
+    pub output: Qwen3Output,
 }
+
+/// Which hidden states are the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Qwen3Output {
+    /// Those before the last layer.
+    #[default]
+    BeforeLast,
+    /// Those after layers 9, 18 and 27, one beside the other.
+    Three,
+}
+
+/// Taken: diffusers 0.42.1's `Flux2KleinPipeline`.
+const THREE: [usize; 3] = [9, 18, 27];
 
 impl Qwen3Config {
     /// Qwen3-4B, as image models come with it.
@@ -45,7 +60,24 @@ impl Qwen3Config {
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         };
-        Self { text }
+        Self { text, output: Qwen3Output::default() }
+    }
+
+    /// Qwen3-8B, as image models come with it.
+    pub fn published_8b() -> Self {
+        let Self { text, output } = Self::published_4b();
+        Self { text: LlamaConfig { hidden_size: 4096, intermediate_size: 12_288, ..text }, output }
+    }
+
+    /// The same with other hidden states as output.
+    #[must_use]
+    pub fn with_output(self, output: Qwen3Output) -> Self {
+        Self { output, ..self }
+    }
+
+    /// Width of a token of the output.
+    pub fn width(&self) -> usize {
+        self.text.hidden_size * self.taps().len().max(1)
     }
 
     /// Checks that all of it is supported.
@@ -53,8 +85,12 @@ impl Qwen3Config {
         let (family, n) = (self.text.family, self.text.num_hidden_layers);
         let problem = format!("model_type is {}, expected Qwen3", family.class());
         Unsupported::unless(family == LanguageFamily::Qwen3, problem)?;
-        let problem = format!("num_hidden_layers is {n}, the state before the last layer is taken");
-        Unsupported::unless(n > 1, problem)?;
+        let (least, states) = match self.output {
+            Qwen3Output::BeforeLast => (1, "the state before the last layer is"),
+            Qwen3Output::Three => (THREE[2], "states up to that after layer 27 are"),
+        };
+        let problem = format!("num_hidden_layers is {n}, {states} taken");
+        Unsupported::unless(n > least, problem)?;
         self.text.check()
     }
 }
@@ -62,7 +98,8 @@ impl Qwen3Config {
 impl<'de> Deserialize<'de> for Qwen3Config {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let text = LlamaConfig::deserialize(from)?;
-        Ok(Self { text: LlamaConfig { tie_word_embeddings: true, ..text } })
+        let text = LlamaConfig { tie_word_embeddings: true, ..text };
+        Ok(Self { text, output: Qwen3Output::default() })
     }
 }
 
@@ -74,7 +111,7 @@ pub fn is_qwen3(catalog: &Catalog) -> bool {
 /// Infers the config of a file from its shapes, and from `like` what they do not tell: epsilon and rotary settings.
 pub fn infer(catalog: &Catalog, like: &Qwen3Config) -> Option<Qwen3Config> {
     let text = names::infer(&like.text, |name| shape_of(catalog, name))?;
-    Some(Qwen3Config { text })
+    Some(Qwen3Config { text, output: like.output })
 }
 
 /// The shape of a tensor by our name for it.
@@ -126,9 +163,19 @@ impl EncoderStack for Qwen3Config {
     type Block = LlamaBlock;
     type Inputs = BlockInputs;
 
-    /// All but the last, whose input is the output here.
+    /// As many as the output needs.
     fn n_blocks(&self) -> usize {
-        self.text.num_hidden_layers - 1
+        match self.output {
+            Qwen3Output::BeforeLast => self.text.num_hidden_layers - 1,
+            Qwen3Output::Three => THREE[2],
+        }
+    }
+
+    fn taps(&self) -> &[usize] {
+        match self.output {
+            Qwen3Output::BeforeLast => &[],
+            Qwen3Output::Three => &THREE,
+        }
     }
 
     fn epsilon(&self) -> f32 {

@@ -22,6 +22,8 @@ use crate::model::host::to_vec;
 pub struct PromptTokens {
     /// Their ids. Those at the places of images stand for nothing.
     pub ids: Vec<u32>,
+    /// So many of them, the first, are attended to; all if not given.
+    pub n_attended: Option<usize>,
     /// The images among them, in their order.
     pub images: Vec<ImageTokens>,
 }
@@ -57,7 +59,7 @@ pub struct TokenLayout {
 
 impl From<Vec<u32>> for PromptTokens {
     fn from(ids: Vec<u32>) -> Self {
-        Self { ids, images: Vec::new() }
+        Self { ids, n_attended: None, images: Vec::new() }
     }
 }
 
@@ -65,6 +67,11 @@ impl PromptTokens {
     fn layout(&self) -> TokenLayout {
         let images = self.images.iter().map(|image| image.span).collect();
         TokenLayout { n: self.ids.len(), images }
+    }
+
+    /// How many tokens of one sample are attended to, where that is not all.
+    fn lengths(&self) -> Option<[u32; 1]> {
+        self.n_attended.map(|n| [n as u32])
     }
 }
 
@@ -91,6 +98,12 @@ pub trait EncoderStack: Clone {
 
     /// Builds a block.
     fn block(&self, build: &mut ModelBuilder<'_>, index: usize) -> Result<Self::Block>;
+
+    /// The output is the state after each of these numbers of blocks, in every token one beside the other; that after the
+    /// last block if there are none.
+    fn taps(&self) -> &[usize] {
+        &[]
+    }
 
     /// Builds the weight of the last norm; none where hidden states are taken as the last block gives them.
     fn last_norm(&self, build: &mut ModelBuilder<'_>) -> Result<Option<Var>>;
@@ -157,34 +170,69 @@ impl<C: EncoderStack> StackedEncoder<C> {
         let inputs = self.config.inputs(device, &self.embedding, n)?;
         let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
         let ids = device.upload([samples, n], ids)?;
-        let mut x = embed(tape, &ids, C::tokens(&self.embedding))?;
-        for block in &self.blocks {
-            x = self.config.forward(tape, block, &x, &inputs, lengths.as_ref())?;
+        let x = embed(tape, &ids, C::tokens(&self.embedding))?;
+        let mut states = HiddenStates { last: x, tapped: Vec::new() };
+        for (index, block) in self.blocks.iter().enumerate() {
+            let x = self.config.forward(tape, block, &states.last, &inputs, lengths.as_ref())?;
+            states.put(&self.config, index, x);
         }
-        finish(&self.config, tape, x, self.norm.as_ref())
+        states.finish(&self.config, tape, self.norm.as_ref())
     }
 
     /// Encodes a prompt, perhaps with images: [1, N, D].
     pub fn forward_prompt(&self, tape: &Tape<'_>, prompt: &PromptTokens) -> Result<Var> {
         let (device, config) = (tape.device(), &self.config);
         if prompt.images.is_empty() {
-            return self.forward(tape, &prompt.ids, 1, None);
+            let lengths = prompt.lengths();
+            return self.forward(tape, &prompt.ids, 1, lengths.as_ref().map(<[u32; 1]>::as_slice));
         }
         let inputs = config.image_inputs(device, &prompt.layout())?;
         let inputs = inputs.ok_or_else(|| sees_none(prompt))?;
-        let mut x = embed_prompt(tape, prompt, C::tokens(&self.embedding))?;
-        for block in &self.blocks {
-            x = config.forward(tape, block, &x, &inputs, None)?;
+        let x = embed_prompt(tape, prompt, C::tokens(&self.embedding))?;
+        let mut states = HiddenStates { last: x, tapped: Vec::new() };
+        for (index, block) in self.blocks.iter().enumerate() {
+            states.put(config, index, config.forward(tape, block, &states.last, &inputs, None)?);
         }
-        finish(config, tape, x, self.norm.as_ref())
+        states.finish(config, tape, self.norm.as_ref())
     }
 }
 
-/// The output of the last block, normed where that is asked for.
-fn finish<C: EncoderStack>(config: &C, tape: &Tape<'_>, x: Var, norm: Option<&Var>) -> Result<Var> {
-    match norm {
-        Some(norm) => Ok(tape.rms_norm(&x, Some(norm), config.epsilon())?),
-        None => Ok(x),
+/// The states of a prompt's tokens between two blocks.
+struct HiddenStates {
+    /// [S, N, D]
+    last: Var,
+    /// Those before that are a part of the output.
+    tapped: Vec<Var>,
+}
+
+impl HiddenStates {
+    /// Takes the output of a block.
+    fn put<C: EncoderStack>(&mut self, config: &C, index: usize, x: Var) {
+        if config.taps().contains(&(index + 1)) {
+            self.tapped.push(x.clone());
+        }
+        self.last = x;
+    }
+
+    /// The output: that of the last block, normed where that is asked for, or those of several.
+    fn finish<C: EncoderStack>(
+        self,
+        config: &C,
+        tape: &Tape<'_>,
+        norm: Option<&Var>,
+    ) -> Result<Var> {
+        let shape = self.last.shape();
+        let &[samples, n, d] = shape.sizes() else { unreachable!("tokens of samples") };
+        if !self.tapped.is_empty() {
+            let rows = self.tapped.iter().map(|state| state.reshape([samples * n, 1, d]));
+            let rows: Vec<Var> = rows.collect();
+            let all = tape.concat_tokens(&rows.iter().collect::<Vec<_>>())?;
+            return Ok(all.reshape([samples, n, rows.len() * d]));
+        }
+        match norm {
+            Some(norm) => Ok(tape.rms_norm(&self.last, Some(norm), config.epsilon())?),
+            None => Ok(self.last),
+        }
     }
 }
 
@@ -248,7 +296,9 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
         texts: &[PromptTokens],
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        for texts in texts.chunks(TEXT_BATCH) {
+        // What is kept beside the states of now takes as much again.
+        let batch = TEXT_BATCH / self.config.taps().len().max(1);
+        for texts in texts.chunks(batch.max(1)) {
             let encoded = self.encode_together(device, texts)?;
             encoded.into_iter().try_for_each(|state| take(&to_vec(state.tensor())?))?;
         }
@@ -265,12 +315,19 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
             }
         }
         let tape = Tape::inference(device, &adapters.params, 0);
-        let embedded = |prompt: &PromptTokens| embed_prompt(&tape, prompt, C::tokens(&start));
-        let mut states = texts.iter().map(embedded).collect::<Result<Vec<Var>>>()?;
+        let embedded = |prompt: &PromptTokens| -> Result<HiddenStates> {
+            let last = embed_prompt(&tape, prompt, C::tokens(&start))?;
+            Ok(HiddenStates { last, tapped: Vec::new() })
+        };
+        let mut states = texts.iter().map(embedded).collect::<Result<Vec<_>>>()?;
+        let lengths = |prompt: &PromptTokens| {
+            prompt.lengths().map(|lengths| device.upload([1], &lengths)).transpose()
+        };
+        let lengths = texts.iter().map(lengths).collect::<Computed<Vec<Option<Tensor>>>>()?;
         drop(start);
         for index in 0..self.config.n_blocks() {
             let (block, adapters) = self.load(device, |build| self.config.block(build, index))?;
-            for (state, prompt) in states.iter_mut().zip(texts) {
+            for ((state, prompt), lengths) in states.iter_mut().zip(texts).zip(&lengths) {
                 let tape = Tape::inference(device, &adapters.params, 0);
                 let own = if prompt.images.is_empty() {
                     None
@@ -279,13 +336,15 @@ impl<C: EncoderStack> BlockwiseEncoder<'_, C> {
                 };
                 let inputs = own.as_ref().or_else(|| inputs.get(&prompt.ids.len()));
                 let inputs = inputs.ok_or_else(|| sees_none(prompt))?;
-                *state = self.config.forward(&tape, &block, state, inputs, None)?;
+                let lengths = lengths.as_ref();
+                let x = self.config.forward(&tape, &block, &state.last, inputs, lengths)?;
+                state.put(self.config, index, x);
                 self.check_cancelled()?;
             }
         }
         let (norm, adapters) = self.load(device, |build| self.config.last_norm(build))?;
         let tape = Tape::inference(device, &adapters.params, 0);
-        let last = |state| finish(self.config, &tape, state, norm.as_ref());
+        let last = |state: HiddenStates| state.finish(self.config, &tape, norm.as_ref());
         states.into_iter().map(last).collect()
     }
 

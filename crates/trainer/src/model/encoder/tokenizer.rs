@@ -37,6 +37,8 @@ pub use template::{IMAGE_TOKEN, PromptTemplate, TemplateImages};
 pub struct PromptTokenizer {
     inner: tokenizers::Tokenizer,
     framing: Option<PromptFraming>,
+    /// What fills up a template, if anything does.
+    padding: Option<u32>,
     template: PromptTemplate,
     /// Tokens of a text at most, without those that its template drops.
     length: usize,
@@ -54,7 +56,7 @@ struct PromptFraming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPrompt {
     /// Token ids: the text between its BOS and EOS tokens, then padding up to the full length; or the template with the
-    /// text inside.
+    /// text inside, then padding if it has some.
     pub ids: Vec<u32>,
     /// How many of them are not padding.
     pub n_tokens: usize,
@@ -97,13 +99,15 @@ impl PromptTokenizer {
         // Before the special tokens are added: those without an id would get new ones.
         let framing = PromptFraming::find(kind, &inner, &settings, folder)?;
         add(&mut inner, folder, special)?;
+        let padding = template.is_padded.then(|| padding(kind, &inner, &settings, folder));
+        let padding = padding.transpose()?;
 
         let needed = framing.as_ref().map_or(0, PromptFraming::len);
         if length < needed {
             return Err(TokenizerError::TooShort { length, needed });
         }
         let largest = inner.get_added_tokens_decoder().into_keys().fold(largest, u32::max);
-        Ok(Self { inner, framing, template, length, vocab_size: largest as usize + 1 })
+        Ok(Self { inner, framing, padding, template, length, vocab_size: largest as usize + 1 })
     }
 
     /// The ids of `text`, truncated at its end; BOS and EOS stay, what a template has after the text does not.
@@ -124,6 +128,9 @@ impl PromptTokenizer {
         let n_tokens = ids.len();
         if let Some(PromptFraming { pad, .. }) = self.framing {
             ids.resize(self.length, pad);
+        }
+        if let Some(pad) = self.padding {
+            ids.resize(room, pad);
         }
         EncodedPrompt { ids, n_tokens, dropped: dropped.len() }
     }
@@ -186,6 +193,18 @@ impl PromptTokenizer {
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
+}
+
+/// The id of the token that fills up a template.
+fn padding(
+    kind: TokenizerKind,
+    inner: &tokenizers::Tokenizer,
+    settings: &PromptTokenizerConfig,
+    folder: &Path,
+) -> Result<u32, TokenizerError> {
+    let token = settings.content(kind, "pad_token")?;
+    let id = inner.token_to_id(&token);
+    id.ok_or_else(|| not_in_vocabulary(folder, "pad_token", token))
 }
 
 impl PromptFraming {

@@ -15,15 +15,15 @@ use crate::model::adapter::names::EncoderNames;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::adapter::{AdaptedComponent, Adapters, LayerWeights};
 use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
-use crate::model::config::{Unsupported, read_checked};
+use crate::model::config::{self, Unsupported, read_checked};
 use crate::model::diffusion::part::PipelinePart;
 use crate::model::diffusion::paths::PartSource;
 use crate::model::encoder::clip::{self, ClipTextModel};
-use crate::model::encoder::qwen3::{self, Qwen3Config, Qwen3Encoder};
+use crate::model::encoder::qwen3::{self, Qwen3Config, Qwen3Encoder, Qwen3Output};
 use crate::model::encoder::qwen25vl::{self, Qwen25VlConfig, Qwen25VlEncoder, vision};
 use crate::model::encoder::stack::{BlockwiseEncoder, EncoderStack, PromptTokens, StackedEncoder};
 use crate::model::encoder::t5::{self, T5Encoder};
-use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
+use crate::model::encoder::tokenizer::{EncodedPrompt, PromptTemplate, TemplateImages};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
 
@@ -65,6 +65,8 @@ pub const QWEN25VL_FILES: &[&str] =
 
 /// Taken: the files of `huggingface.co/Comfy-Org/z_image_turbo`.
 pub const QWEN3_4B_FILES: &[&str] = &["qwen_3_4b.safetensors", "qwen_3_4b_fp8_mixed.safetensors"];
+/// Taken: the files of `huggingface.co/Comfy-Org/vae-text-encorder-for-flux-klein-9b`.
+pub const QWEN3_8B_FILES: &[&str] = &["qwen_3_8b.safetensors", "qwen_3_8b_fp8mixed.safetensors"];
 
 /// The text encoders there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,18 +79,26 @@ pub enum EncoderKind {
     Qwen25Vl,
     /// Qwen3, up to the state before its last layer.
     Qwen3,
+    /// Qwen3, its states after three of its layers.
+    Qwen3Layers,
 }
 
 impl EncoderKind {
     /// Whether it can be loaded block by block; small encoders are always loaded whole.
     pub fn has_blocks(self) -> bool {
-        matches!(self, Self::T5 | Self::Qwen25Vl | Self::Qwen3)
+        matches!(self, Self::T5 | Self::Qwen25Vl | Self::Qwen3 | Self::Qwen3Layers)
+    }
+
+    /// The kind whose files it has: what is taken of a model cannot be seen in its file.
+    #[must_use]
+    pub fn of_file(self) -> Self {
+        if self == Self::Qwen3Layers { Self::Qwen3 } else { self }
     }
 }
 
 impl EncoderKind {
-    /// Whether it fills up prompts to one length.
-    pub fn pads(self) -> bool {
+    /// Whether its tokenizer fills up prompts to one length.
+    fn pads(self) -> bool {
         matches!(self, Self::Clip | Self::T5)
     }
 }
@@ -150,6 +160,13 @@ impl EncoderConfig {
             EncoderKind::T5 => Self::T5(read_checked(path, t5::T5Config::check)?),
             EncoderKind::Qwen25Vl => Self::Qwen25Vl(read_checked(path, Qwen25VlConfig::check)?),
             EncoderKind::Qwen3 => Self::Qwen3(read_checked(path, Qwen3Config::check)?),
+            EncoderKind::Qwen3Layers => {
+                let config = config::read::<Qwen3Config>(path)?.with_output(Qwen3Output::Three);
+                let wrong =
+                    |Unsupported(problem)| TrainerError::Config { problem, path: path.into() };
+                config.check().map_err(wrong)?;
+                Self::Qwen3(config)
+            }
         })
     }
 
@@ -183,7 +200,7 @@ impl EncoderConfig {
             Self::Qwen25Vl(config) => {
                 EmbeddingWidths { tokens: config.text.hidden_size, pooled: 0 }
             }
-            Self::Qwen3(config) => EmbeddingWidths { tokens: config.text.hidden_size, pooled: 0 },
+            Self::Qwen3(config) => EmbeddingWidths { tokens: config.width(), pooled: 0 },
         }
     }
 
@@ -215,6 +232,11 @@ impl EncoderConfig {
 }
 
 impl TextEncoderSpec {
+    /// Whether it fills up prompts to one length.
+    pub fn pads(&self) -> bool {
+        self.kind.pads() || self.template.is_padded
+    }
+
     /// The folder of its weights.
     pub fn folder(&self) -> String {
         self.component().folder()
@@ -364,11 +386,10 @@ impl TextEncoder {
             };
             return self.with_images(vision, device, options, texts, callbacks, encode);
         }
-        let ids = self.tokens(texts);
-        let tokens: Vec<PromptTokens> = ids.iter().cloned().map(PromptTokens::from).collect();
+        let tokens = self.tokens(texts);
         match &self.part.config {
             EncoderConfig::Clip(config) => {
-                self.encode_with_clip(device, config, options.precision, &ids, callbacks, take)
+                self.encode_with_clip(device, config, options.precision, &tokens, callbacks, take)
             }
             EncoderConfig::T5(config) => {
                 self.encode_with_stack(device, config, options, &tokens, callbacks, take)
@@ -382,13 +403,21 @@ impl TextEncoder {
         }
     }
 
-    /// The token ids of each text.
-    fn tokens(&self, texts: PromptTexts<'_>) -> Vec<Vec<u32>> {
+    /// The tokens of each text.
+    fn tokens(&self, texts: PromptTexts<'_>) -> Vec<PromptTokens> {
+        let tokens = |EncodedPrompt { ids, n_tokens, .. }| {
+            let n_attended = self.spec.template.is_padded.then_some(n_tokens);
+            PromptTokens { n_attended, ..PromptTokens::from(ids) }
+        };
         match texts {
             PromptTexts::Given(texts) => {
-                texts.iter().map(|prompt| self.tokenizer.encode(&prompt.text)).collect()
+                texts.iter().map(|prompt| tokens(self.tokenizer.encode(&prompt.text))).collect()
             }
-            PromptTexts::Longest { n, .. } => vec![vec![0; self.tokenizer.max_tokens()]; n],
+            PromptTexts::Longest { n, .. } => {
+                let n_tokens = self.tokenizer.max_tokens();
+                let longest = EncodedPrompt { ids: vec![0; n_tokens], n_tokens, dropped: 0 };
+                vec![tokens(longest); n]
+            }
         }
     }
 
@@ -398,7 +427,7 @@ impl TextEncoder {
         device: &Device,
         config: &clip::ClipConfig,
         precision: Precision,
-        texts: &[Vec<u32>],
+        texts: &[PromptTokens],
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
@@ -408,7 +437,7 @@ impl TextEncoder {
         let files = self.files()?;
         let model =
             files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
-        texts.iter().try_for_each(|ids| {
+        texts.iter().try_for_each(|PromptTokens { ids, .. }| {
             let tape = Tape::inference(device, &adapters.params, 0);
             let encoded = model.forward(&tape, ids, 1)?;
             let (tokens, pooled) = (encoded.penultimate.tensor(), encoded.pooled.tensor());
@@ -546,7 +575,7 @@ mod tests {
             for (at, (prompt, found)) in prompts.iter().zip(found).enumerate() {
                 let mut ids = integers(&reference, &format!("ids.{at}"));
                 ids.truncate(QWEN_IMAGE_TEMPLATE.n_dropped + 512);
-                assert_eq!(encoder.tokenizer.encode(prompt), ids, "{tokenizer} {prompt:?}");
+                assert_eq!(encoder.tokenizer.encode(prompt).ids, ids, "{tokenizer} {prompt:?}");
                 let expected = floats(&reference, &format!("out.{at}"));
                 let difference = relative_error(&expected, &found.tokens);
                 assert!(difference < 2e-5, "{tokenizer} {prompt:?}: {difference}");

@@ -18,7 +18,7 @@ use weights::{BytesDoneFn, WeightsError};
 pub use crate::model::encoder::tokenizer::{PromptTemplate, TemplateImages};
 pub use encoder::{
     CLIP_L_FILES, EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, QWEN3_4B_FILES,
-    QWEN25VL_FILES, T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
+    QWEN3_8B_FILES, QWEN25VL_FILES, T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 pub use prompt::{Prompt, PromptImage};
 
@@ -187,7 +187,7 @@ impl TextEncoders {
 
     /// Whether all prompts have equally many tokens, with padding.
     pub fn pads(&self) -> bool {
-        self.all().all(|encoder| encoder.spec.kind.pads())
+        self.all().all(|encoder| encoder.spec.pads())
     }
 
     /// Loads their part of an adapter file.

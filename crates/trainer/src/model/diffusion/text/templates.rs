@@ -30,6 +30,7 @@ pub const QWEN_IMAGE_TEMPLATE: PromptTemplate = PromptTemplate {
     suffix: "<|im_end|>\n<|im_start|>assistant\n",
     n_dropped: 34,
     images: TemplateImages::None,
+    is_padded: false,
 };
 
 /// Qwen-Image-Edit's: an instruction to describe the image and its change, then the image and the prompt. The image stays
@@ -42,6 +43,7 @@ pub const QWEN_IMAGE_EDIT_TEMPLATE: PromptTemplate = PromptTemplate {
     suffix: QWEN_IMAGE_TEMPLATE.suffix,
     n_dropped: 64,
     images: TemplateImages::One,
+    is_padded: false,
 };
 
 /// Qwen-Image-Edit-2509's and 2511's: any number of images, each with its number. Taken: diffusers 0.42.1's
@@ -56,6 +58,15 @@ pub const QWEN3_TEMPLATE: PromptTemplate = PromptTemplate {
     suffix: QWEN_IMAGE_TEMPLATE.suffix,
     n_dropped: 0,
     images: TemplateImages::None,
+    is_padded: false,
+};
+
+/// The same where the model does not think first, filled up to the full length. Taken: diffusers 0.42.1's
+/// `Flux2KleinPipeline`.
+pub const QWEN3_WITHOUT_THINKING: PromptTemplate = PromptTemplate {
+    suffix: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    is_padded: true,
+    ..QWEN3_TEMPLATE
 };
 
 /// Kandinsky 5's for images, with the misspelt word that the models were trained with. Taken: the authors' program, as are
@@ -69,6 +80,7 @@ pub const KANDINSKY5_IMAGE_TEMPLATE: PromptTemplate = PromptTemplate {
     suffix: "<|im_end|>",
     n_dropped: 41,
     images: TemplateImages::None,
+    is_padded: false,
 };
 
 /// The same as diffusers 0.42.1's `Kandinsky5T2IPipeline` has it.

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, TrainerError};
-use crate::model::encoder::tokenizer::{PromptTemplate, PromptTokenizer, Truncation};
+use crate::model::encoder::tokenizer::{
+    EncodedPrompt, PromptTemplate, PromptTokenizer, Truncation,
+};
 
 /// Where tokens come from.
 pub(super) enum TokenSource {
@@ -24,10 +26,10 @@ impl TokenSource {
     }
 
     /// The tokens of a text.
-    pub fn encode(&self, text: &str) -> Vec<u32> {
+    pub fn encode(&self, text: &str) -> EncodedPrompt {
         match self {
-            Self::Loaded(tokenizer, _) => tokenizer.encode(text).ids,
-            Self::Meta(n) => vec![0; *n],
+            Self::Loaded(tokenizer, _) => tokenizer.encode(text),
+            Self::Meta(n) => EncodedPrompt { ids: vec![0; *n], n_tokens: *n, dropped: 0 },
         }
     }
 

@@ -330,6 +330,6 @@ impl PlacedPrompt<'_> {
     fn with_features(&self, features: &mut impl Iterator<Item = Vec<f32>>) -> PromptTokens {
         let spans = self.images.iter().map(|image| image.span);
         let images = spans.zip(features).map(|(span, features)| ImageTokens { span, features });
-        PromptTokens { ids: self.ids.clone(), images: images.collect() }
+        PromptTokens { ids: self.ids.clone(), n_attended: None, images: images.collect() }
     }
 }

@@ -13,6 +13,8 @@ pub struct PromptTemplate {
     pub n_dropped: usize,
     /// The images between prefix and prompt.
     pub images: TemplateImages,
+    /// Whether prompts are filled up to the full length. Nothing attends to what fills them up, which has hidden states too.
+    pub is_padded: bool,
 }
 
 /// The images that a template has room for.
@@ -31,8 +33,13 @@ pub const IMAGE_TOKEN: &str = "<|image_pad|>";
 
 impl PromptTemplate {
     /// Nothing around a prompt.
-    pub const NONE: Self =
-        Self { prefix: "", suffix: "", n_dropped: 0, images: TemplateImages::None };
+    pub const NONE: Self = Self {
+        prefix: "",
+        suffix: "",
+        n_dropped: 0,
+        images: TemplateImages::None,
+        is_padded: false,
+    };
 
     /// The template with a prompt of text inside.
     pub(super) fn around(&self, prompt: &str) -> String {
