@@ -104,7 +104,7 @@ struct SampleImageArgs {
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
-    /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3; as the last reference]
+    /// Width and height in pixels, or one number for both [default: by model family, 1024x1024 for SD3; as a reference]
     #[arg(long, value_name = "WxH", value_parser = size)]
     size: Option<[usize; 2]>,
 
@@ -332,7 +332,7 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
     let SampleImageArgs { reference: references, reference_resolution, .. } = &arguments.images;
     let SampleImageArgs { frames, fps, .. } = &arguments.images;
     let (usual, video) = (family.sampling, family.video);
-    let edited = references.last().and_then(|path| edited_size(path, family));
+    let edited = edited_size(references, family);
     Ok(ImageRequest {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_else(|| usual.negative_prompt.to_owned()),
@@ -352,10 +352,11 @@ fn request(arguments: &SampleArgs, family: &DiffusionFamily) -> Result<ImageRequ
     })
 }
 
-/// The size of an edited image where none is asked for: that in which the model sees the last reference.
-fn edited_size(path: &Path, family: &DiffusionFamily) -> Option<[usize; 2]> {
-    let image = read_reference(path).ok()?;
-    let size = family.editing?.vae_size(image.size, REFERENCE_RESOLUTION);
+/// The size of an edited image where none is asked for: that in which the model sees one of its references.
+fn edited_size(references: &[PathBuf], family: &DiffusionFamily) -> Option<[usize; 2]> {
+    let editing = family.editing?;
+    let image = read_reference(editing.sizing_reference(references)?).ok()?;
+    let size = editing.vae_size(image.size, REFERENCE_RESOLUTION);
     Some(size.map(|side| side as usize))
 }
 

@@ -158,7 +158,7 @@ fn reference_sizes(
     let Some(editing) = pipeline.family().editing else { return Ok(Vec::new()) };
     let (n, most) = (item.references.len(), editing.max_references);
     match n {
-        0 => return Err(ProblemKind::ReferenceNone),
+        0 if editing.needs_reference => return Err(ProblemKind::ReferenceNone),
         n if n > most => return Err(ProblemKind::ReferencesTooMany { n, most }),
         _ => {}
     }

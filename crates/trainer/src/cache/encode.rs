@@ -17,7 +17,7 @@ use super::select::{CachedSample, ClipPart};
 use super::store::CacheKey;
 use crate::cost::{Cost, UNLIMITED, check_cancelled};
 use crate::data::decoding::{MAX_DECODERS, decoding_bytes};
-use crate::data::reference::scaled_reference;
+use crate::data::reference::{ReferenceFit, scaled_reference};
 use crate::data::{
     Bucket, Crop, DecodingMemory, DecodingNeed, Pixels, Problem, ProblemKind, SampleSize,
     SizeCounts, decode, frames_to_chw, resize_and_crop,
@@ -68,8 +68,8 @@ pub(super) struct PendingImage {
 enum ImageFit {
     /// Scaled and cropped: an image to train on.
     Crop(Crop),
-    /// Scaled alone: a reference, of which a model sees the means of its latents.
-    Whole,
+    /// A reference, of which a model sees the means of its latents.
+    Reference(ReferenceFit),
 }
 
 impl PendingImage {
@@ -82,13 +82,13 @@ impl PendingImage {
 
     pub fn reference(reference: &CachedReference, wanted: Vec<(bool, CacheKey)>) -> Self {
         let CachedReference { path, stamp, size, .. } = reference;
-        let (path, stamps, fit) = (path.clone(), vec![*stamp], ImageFit::Whole);
+        let (path, stamps, fit) = (path.clone(), vec![*stamp], ImageFit::Reference(size.of_vae()));
         Self { path, stamps, clip: None, size: size.vae.into(), fit, wanted }
     }
 
     /// Whether it is a reference.
     pub fn is_reference(&self) -> bool {
-        matches!(self.fit, ImageFit::Whole)
+        matches!(self.fit, ImageFit::Reference(_))
     }
 
     /// Opens and scales it: an image, or the frames of a clip, each as soon as it is decoded.
@@ -96,7 +96,7 @@ impl PendingImage {
         let Self { path, size: SampleSize { bucket, .. }, .. } = self;
         let reserved = || memory.reserve(self.decoding_bytes()?);
         let frames = match (self.fit, &self.clip) {
-            (ImageFit::Whole, _) => vec![scaled_reference(path, *bucket, memory)?],
+            (ImageFit::Reference(fit), _) => vec![scaled_reference(path, fit, memory)?],
             (ImageFit::Crop(crop), None) => {
                 let _reserved = reserved()?;
                 vec![resize_and_crop(decode(path)?, *bucket, crop)]

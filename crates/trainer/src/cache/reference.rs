@@ -55,6 +55,9 @@ impl ReferenceHasher<'_> {
             field(&mut hasher, hash.as_bytes());
             field(&mut hasher, vae.as_bytes());
             field_size(&mut hasher, size.vae);
+            if let Some(side) = size.cropped_from {
+                field(&mut hasher, &side.to_le_bytes());
+            }
             field(&mut hasher, &[u8::from(is_mirrored)]);
             hasher.finalize()
         };

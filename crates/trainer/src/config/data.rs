@@ -23,8 +23,8 @@ section! {
     pub RawData => DataConfig {
         /// Folder of images, each with its caption beside it
         images: PathBuf = Required, Any;
-        /// Folder of reference images, named like those in `images`, or up to three (other trainers: `control_dir`)
-        references: ReferenceFolders = Default(ReferenceFolders::default()), Within(0.0, 3.0);
+        /// Folder of reference images, named like those in `images`, or up to four (other trainers: `control_dir`)
+        references: ReferenceFolders = Default(ReferenceFolders::default()), Within(0.0, 4.0);
         /// Use images, captions and references outside these folders too: by links, or by paths in metadata
         follow_links: bool = Default(false), Any;
         /// Demo images that hearth draws into `images` if there is no such folder

@@ -368,7 +368,7 @@ fn paths_are_relative_to_what_they_are_typed_in() {
 }
 
 #[test]
-fn references_are_in_one_folder_or_up_to_three() {
+fn references_are_in_one_folder_or_up_to_four() {
     let folders = |argument: &str| {
         set(&[argument]).map(|run| run.data.images().unwrap().0.references.0.clone())
     };
@@ -376,7 +376,7 @@ fn references_are_in_one_folder_or_up_to_three() {
     assert_eq!(folders("data.references=before").unwrap(), [here.join("before")]);
     let two = folders("data.references=['b', 'a']").unwrap();
     assert_eq!(two, [here.join("b"), here.join("a")]);
-    for argument in ["['a', 'b', 'c', 'd']", "[1]", "['']"] {
+    for argument in ["['a', 'b', 'c', 'd', 'e']", "[1]", "['']"] {
         let said = folders(&format!("data.references={argument}")).unwrap_err().to_string();
         assert!(said.contains("`data.references"), "{said}");
     }

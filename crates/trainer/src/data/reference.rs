@@ -8,7 +8,9 @@ use super::decode::decode;
 use super::decoding::{DecodingMemory, decoding_bytes};
 use super::header;
 use super::problem::ProblemKind;
+use super::resize::cut_middle;
 use super::scan::{MAX_REFERENCES, ReferenceImage};
+use crate::model::diffusion::editing::scaled_down;
 use crate::pixels::{Filter, Pixels, scale};
 
 /// What the work of a sample depends on: the bucket of its image or clip, its frames, and the sizes of its references.
@@ -26,8 +28,32 @@ pub struct SampleSize {
 pub struct ReferenceSize {
     /// That the VAE sees.
     pub vae: Bucket,
+    /// What it is cropped from, for the VAE: the image, scaled down to the area of a square with this side if it is larger.
+    /// Where there is none, the image is scaled to what the VAE sees.
+    pub cropped_from: Option<u32>,
     /// That the text encoder sees, where it sees images.
     pub encoder: Option<Bucket>,
+}
+
+/// How a reference becomes what a model sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReferenceFit {
+    size: Bucket,
+    cropped_from: Option<u32>,
+}
+
+impl ReferenceSize {
+    /// As the VAE sees it.
+    pub fn of_vae(self) -> ReferenceFit {
+        ReferenceFit { size: self.vae, cropped_from: self.cropped_from }
+    }
+}
+
+impl From<Bucket> for ReferenceFit {
+    /// Scaled alone.
+    fn from(size: Bucket) -> Self {
+        Self { size, cropped_from: None }
+    }
 }
 
 impl SampleSize {
@@ -105,14 +131,22 @@ pub fn read_reference(path: &Path) -> Result<ReferenceImage, ProblemKind> {
     Ok(ReferenceImage { path: path.into(), size: header.size })
 }
 
-/// The pixels of a reference in a size, not cropped: scaled as the pipelines of the models do it.
+/// The pixels of a reference as a model sees it: scaled, and cropped, as the pipelines of the models do it.
 pub fn scaled_reference(
     path: &Path,
-    size: Bucket,
+    fit: impl Into<ReferenceFit>,
     memory: &DecodingMemory,
 ) -> Result<Pixels, ProblemKind> {
+    let ReferenceFit { size, cropped_from } = fit.into();
     let _reserved = memory.reserve(decoding_bytes(path, size.sides())?)?;
-    Ok(scale(decode(path)?, size.sides(), Filter::PillowLanczos))
+    let pixels = decode(path)?;
+    let Some(side) = cropped_from else {
+        return Ok(scale(pixels, size.sides(), Filter::PillowLanczos));
+    };
+    let [width, height] = scaled_down([pixels.width, pixels.height], side);
+    // One that is smaller than a token becomes as large as one.
+    let whole = [width.max(size.width as u32), height.max(size.height as u32)];
+    Ok(cut_middle(&scale(pixels, whole, Filter::PillowLanczos), size.sides()))
 }
 
 /// Mirrored left to right.
@@ -129,7 +163,7 @@ mod tests {
     #[test]
     fn sizes_are_said_with_those_of_references() {
         let [wide, square] = [[96, 64], [64, 64]].map(Bucket::from);
-        let size = |encoder| ReferenceSize { vae: square, encoder };
+        let size = |encoder| ReferenceSize { vae: square, cropped_from: None, encoder };
         let plain = SampleSize::from(wide);
         assert_eq!(plain.to_string(), "96x64");
         assert!(plain.encoder_images().is_empty());

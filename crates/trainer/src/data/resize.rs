@@ -105,10 +105,19 @@ fn shortened_size(from: [u32; 2], [width, height]: [u32; 2]) -> [u32; 2] {
 }
 
 /// Crops to a size, at a fraction of the excess. A fraction out of range, or NaN, is clamped.
-fn cut(pixels: &Pixels, [x, y]: [f32; 2], [width, height]: [u32; 2]) -> Pixels {
+fn cut(pixels: &Pixels, [x, y]: [f32; 2], size: [u32; 2]) -> Pixels {
     let place = |excess: u32, share: f32| (excess as f32 * share.clamp(0.0, 1.0)).round() as usize;
-    let left = place(pixels.width - width, x);
-    let top = place(pixels.height - height, y);
+    let [width, height] = size;
+    cut_at(pixels, [place(pixels.width - width, x), place(pixels.height - height, y)], size)
+}
+
+/// The middle of an image that is at least as large; of an odd excess the larger part is lost at the right and below.
+pub(super) fn cut_middle(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
+    let excess = [pixels.width - width, pixels.height - height];
+    cut_at(pixels, excess.map(|excess| (excess / 2) as usize), [width, height])
+}
+
+fn cut_at(pixels: &Pixels, [left, top]: [usize; 2], [width, height]: [u32; 2]) -> Pixels {
     let rows = pixels.rgb.chunks_exact(pixels.width as usize * 3);
     let row = |row: &[u8]| row[left * 3..(left + width as usize) * 3].to_vec();
     let rgb = rows.skip(top).take(height as usize).flat_map(row).collect();

@@ -22,8 +22,8 @@ use crate::read_ahead::{ReadAhead, read_ahead};
 /// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
 
-/// Most references of an image. Taken: Qwen-Image-Edit-2509 was trained with one to three.
-pub const MAX_REFERENCES: usize = 3;
+/// Most references of an image. Taken: FLUX.2 klein takes four, and other models fewer.
+pub const MAX_REFERENCES: usize = 4;
 
 /// What is looked for in a folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -48,7 +48,7 @@ pub fn fit_references(
         let problem = format!("{images}, {} takes at most {most}", family.title);
         return wrong(problem, "leave some out");
     }
-    if n == 0 {
+    if n == 0 && editing.needs_reference {
         let problem = format!("no reference image for {}, which edits one", family.title);
         return wrong(problem, "give --reference IMAGE, or sample.references in a job");
     }
@@ -64,6 +64,7 @@ pub(crate) fn reference_size(editing: Editing, size: [u32; 2], resolution: usize
     let resolution = resolution as u32;
     ReferenceSize {
         vae: editing.vae_size(size, resolution).into(),
+        cropped_from: editing.cropped_from(resolution),
         encoder: editing.encoder_size(size, resolution).map(Bucket::from),
     }
 }
@@ -119,7 +120,7 @@ pub fn encode_references(
         let pixels = if device.is_meta() {
             vec![0.0; 3 * width * height]
         } else {
-            let pixels = scaled_reference(path, size.vae, memory);
+            let pixels = scaled_reference(path, size.of_vae(), memory);
             let pixels = pixels.map_err(|kind| unreadable(path, &kind))?;
             to_chw(&pixels, false)
         };

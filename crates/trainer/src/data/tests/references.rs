@@ -142,11 +142,12 @@ fn numbered_names_are_references_in_order() {
 fn more_references_than_models_take_are_a_problem() {
     let folder = folder(
         "images/a.png images/a.txt images/b.png images/b.txt control/b_1.png control/b_2.png
-         control/b_3.png control/a_1.png control/a_2.png control/a_3.png control/a_4.png",
+         control/b_3.png control/a_1.png control/a_2.png control/a_3.png control/a_4.png
+         control/a_5.png",
     );
     folder.check(
         &["images/b.png: b + control/b_1.png + control/b_2.png + control/b_3.png"],
-        &["skipped: images/a.png has 4 references, most is 3"],
+        &["skipped: images/a.png has 5 references, most is 4"],
     );
 }
 
@@ -243,7 +244,7 @@ fn metadata_names_references() {
 {"file_name": "c.png", "text": "c", "edit_image": "r/1.png", "image": {"bytes": null}}
 {"file_name": "d.png", "text": "d", "reference": "r/2.png", "conditioning_image": null, "control_path": ""}
 {"file_name": "e.png", "text": "e", "references": ["r/1.png"], "conditioning_image": ["r/2.png"]}
-{"file_name": "f.png", "text": "f", "references": ["r/1.png", "r/2.png", "r/1.png", "r/2.png"]}
+{"file_name": "f.png", "text": "f", "references": ["r/1.png", "r/2.png", "r/1.png", "r/2.png", "r/1.png"]}
 {"file_name": "g.png", "text": "g", "references": [1]}
 {"file_name": "h.png", "text": "h", "reference": "r"}
 {"file_name": "i.png", "text": "i", "references": []}
@@ -264,7 +265,7 @@ fn metadata_names_references() {
             "i.png: i",
         ],
         &[
-            "skipped: f.png has 4 references, most is 3",
+            "skipped: f.png has 5 references, most is 4",
             "skipped: h.png has a reference that cannot be used: r",
             "skipped: metadata.jsonl line 7 is malformed: references is neither text nor a list of texts",
             "skipped: metadata.jsonl line 10 is malformed: file_name is not text",

@@ -155,15 +155,14 @@ fn diffusers(facts: &ModelCard, image_usage: &ImageUsage, adapter: &AdapterLoadi
 
 const SAVE_IMAGE: &str = "image.save(\"image.png\")";
 
-/// The reference images of an editing model: those of a sample of the run, else a name.
+/// The reference images of an editing model: those of a sample of the run, else a name if it needs one.
 fn references(facts: &ModelCard) -> Vec<String> {
-    if facts.usage.as_ref().is_none_or(|usage| usage.family.editing.is_none()) {
-        return Vec::new();
-    }
+    let editing = facts.usage.as_ref().and_then(|usage| usage.family.editing);
+    let Some(editing) = editing else { return Vec::new() };
     // Of the sample whose prompt is used.
     let of_sample = facts.samples.last().map(|sample| &sample.references[..]).unwrap_or_default();
     match of_sample {
-        [] => vec!["reference.png".into()],
+        [] if editing.needs_reference => vec!["reference.png".into()],
         paths => paths.iter().map(|path| path.display().to_string()).collect(),
     }
 }

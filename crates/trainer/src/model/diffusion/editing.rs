@@ -6,19 +6,26 @@
 pub struct Editing {
     /// The most references of one image.
     pub max_references: usize,
+    /// Whether it needs one; else it makes images from prompts alone, too.
+    pub needs_reference: bool,
     /// Sizes that the VAE sees.
     pub sizing: ReferenceSizing,
     /// The sizes that the text encoder sees, where it sees images.
     pub encoder: Option<EncoderImages>,
 }
 
-/// Which sizes references are scaled to. None of them is cropped.
+/// Which sizes references get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceSizing {
-    /// To that of a list of sizes whose aspect ratio is nearest.
+    /// They are scaled to that of a list of sizes whose aspect ratio is nearest.
     Nearest(&'static [[u32; 2]]),
-    /// To an area, with sides that are multiples of a number.
+    /// They are scaled to an area, with sides that are multiples of a number.
     Area {
+        /// Of both sides.
+        multiple: u32,
+    },
+    /// They are scaled down to an area if they are larger, and cropped to sides that are multiples of a number.
+    Cropped {
         /// Of both sides.
         multiple: u32,
     },
@@ -71,14 +78,30 @@ impl Editing {
                 (scaled as u32 / KONTEXT_MULTIPLE * KONTEXT_MULTIPLE).max(KONTEXT_MULTIPLE)
             }),
             ReferenceSizing::Area { multiple } => of_area(size, resolution, multiple),
+            ReferenceSizing::Cropped { multiple } => {
+                scaled_down(size, resolution).map(|side| (side / multiple * multiple).max(multiple))
+            }
         }
+    }
+
+    /// The reference whose size an image has where none is asked for, as the pipelines choose it.
+    pub fn sizing_reference<'a, R>(&self, references: &'a [R]) -> Option<&'a R> {
+        match self.sizing {
+            ReferenceSizing::Cropped { .. } => references.first(),
+            ReferenceSizing::Nearest(_) | ReferenceSizing::Area { .. } => references.last(),
+        }
+    }
+
+    /// The side of the square to whose area references are scaled down before they are cropped, where they are.
+    pub fn cropped_from(&self, resolution: u32) -> Option<u32> {
+        matches!(self.sizing, ReferenceSizing::Cropped { .. }).then_some(resolution)
     }
 
     /// Sides of references are multiples of this.
     pub fn multiple(&self) -> u32 {
         match self.sizing {
             ReferenceSizing::Nearest(_) => KONTEXT_MULTIPLE,
-            ReferenceSizing::Area { multiple } => multiple,
+            ReferenceSizing::Area { multiple } | ReferenceSizing::Cropped { multiple } => multiple,
         }
     }
 
@@ -91,6 +114,16 @@ impl Editing {
             _ => Some(self.vae_size(size, resolution)),
         }
     }
+}
+
+/// A size of this aspect ratio that has at most the area of a square, as Python's `int` rounds it.
+pub fn scaled_down([width, height]: [u32; 2], side: u32) -> [u32; 2] {
+    let (area, most) = (f64::from(width) * f64::from(height), f64::from(side) * f64::from(side));
+    if area <= most {
+        return [width, height];
+    }
+    let scale = (most / area).sqrt();
+    [width, height].map(|side| (f64::from(side) * scale) as u32)
 }
 
 /// The size whose aspect ratio is nearest; of two as near the narrower one, as diffusers has it.
@@ -116,11 +149,13 @@ mod tests {
 
     const KONTEXT: Editing = Editing {
         max_references: 1,
+        needs_reference: true,
         sizing: ReferenceSizing::Nearest(&KONTEXT_SIZES),
         encoder: None,
     };
     const PLUS: Editing = Editing {
         max_references: 3,
+        needs_reference: true,
         sizing: ReferenceSizing::Area { multiple: 32 },
         encoder: Some(EncoderImages::Side(384)),
     };
@@ -148,6 +183,30 @@ mod tests {
             assert_eq!(PLUS.encoder_size(size, 1024), Some(encoder), "{size:?}");
         }
         assert_eq!(KONTEXT.encoder_size([512, 512], 1024), None);
+    }
+
+    /// Computed by diffusers' `Flux2KleinPipeline`: of an image, the size that it is scaled to,
+    /// and what is left of it.
+    #[test]
+    fn larger_images_are_scaled_down_and_all_are_cropped() {
+        let sizing = ReferenceSizing::Cropped { multiple: 16 };
+        let klein = Editing { sizing, ..KONTEXT };
+        for (size, scaled, cropped) in [
+            ([1024, 1024], [1024, 1024], [1024, 1024]),
+            ([1920, 1080], [1365, 768], [1360, 768]),
+            ([640, 480], [640, 480], [640, 480]),
+            ([1025, 1024], [1024, 1023], [1024, 1008]),
+            ([333, 1000], [333, 1000], [320, 992]),
+            ([4000, 1000], [2048, 512], [2048, 512]),
+        ] {
+            assert_eq!(scaled_down(size, 1024), scaled, "{size:?}");
+            assert_eq!(klein.vae_size(size, 1024), cropped, "{size:?}");
+        }
+        assert_eq!((klein.cropped_from(512), PLUS.cropped_from(512)), (Some(512), None));
+        assert_eq!(
+            (klein.sizing_reference(&[1, 2]), PLUS.sizing_reference(&[1, 2])),
+            (Some(&1), Some(&2))
+        );
     }
 
     #[test]

@@ -73,8 +73,10 @@ impl DatasetSummary<SampleSize> {
         let data = task.data;
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
-        // One reference of the same shape, for an editing model.
+        // One reference of the same shape, for a model that needs one or a set that has a folder of them.
+        let has_references = !data.references.0.is_empty();
         let editing = task.pipeline.family().editing;
+        let editing = editing.filter(|editing| editing.needs_reference || has_references);
         let reference =
             editing.map(|it| reference_size(it, square.sides(), data.reference_resolution));
         let clips = clip_settings(task.pipeline, data)?;
@@ -166,7 +168,9 @@ pub(super) fn with_smaller_references(
     let reference = |now: ReferenceSize| {
         let vae = smaller(now.vae);
         let is_same = editing.encoder == Some(EncoderImages::Same);
-        ReferenceSize { vae, encoder: now.encoder.map(|seen| if is_same { vae } else { seen }) }
+        let cropped_from = editing.cropped_from(resolution as u32);
+        let encoder = now.encoder.map(|seen| if is_same { vae } else { seen });
+        ReferenceSize { vae, cropped_from, encoder }
     };
     let counts = |counts: &SampleCounts| {
         let mut all = SampleCounts::new();

@@ -193,7 +193,7 @@ fn write_references(
         let path = folder.join(format!("reference-{}-{}.png", number + 1, at + 1));
         // A file that is gone meanwhile is no reason to end a run: its latents are in the cache.
         if !run.join(&path).exists()
-            && let Ok(pixels) = scaled_reference(&reference.path, reference.size.vae, memory)
+            && let Ok(pixels) = scaled_reference(&reference.path, reference.size.of_vae(), memory)
         {
             image_file::write(&run.join(&path), &Image::from(&pixels), &[])?;
         }

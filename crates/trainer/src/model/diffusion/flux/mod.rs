@@ -118,6 +118,7 @@ const KONTEXT: DiffusionFamily = DiffusionFamily {
     pipelines: &[KONTEXT_PIPELINE],
     editing: Some(Editing {
         max_references: 1,
+        needs_reference: true,
         sizing: ReferenceSizing::Nearest(&KONTEXT_SIZES),
         encoder: None,
     }),

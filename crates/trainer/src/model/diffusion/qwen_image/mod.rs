@@ -89,6 +89,7 @@ const EDIT: DiffusionFamily = DiffusionFamily {
     encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_TEMPLATE, ..ENCODER }],
     editing: Some(Editing {
         max_references: 1,
+        needs_reference: true,
         sizing: ReferenceSizing::Area { multiple: 32 },
         encoder: Some(EncoderImages::Same),
     }),
@@ -103,6 +104,7 @@ const EDIT_PLUS: DiffusionFamily = DiffusionFamily {
     encoders: &[TextEncoderSpec { template: QWEN_IMAGE_EDIT_PLUS_TEMPLATE, ..ENCODER }],
     editing: Some(Editing {
         max_references: 3,
+        needs_reference: true,
         sizing: ReferenceSizing::Area { multiple: 32 },
         encoder: Some(EncoderImages::Side(384)),
     }),
