@@ -149,6 +149,8 @@ pub struct ModelBuilder<'a> {
     block: Option<usize>,
     /// Whether the model's output does not depend on what is being built.
     is_unused: bool,
+    /// Whether linear layers have biases.
+    has_biases: bool,
     /// Whether CUDA may round f32 factors to TF32.
     allows_tf32: bool,
 }
@@ -162,8 +164,18 @@ impl<'a> ModelBuilder<'a> {
         adapters: &'a mut Adapters,
     ) -> Self {
         let (prefix, block) = (String::new(), None);
-        let (is_unused, allows_tf32) = (false, false);
-        Self { device, precision, source, adapters, prefix, block, is_unused, allows_tf32 }
+        let (is_unused, has_biases, allows_tf32) = (false, true, false);
+        Self {
+            device,
+            precision,
+            source,
+            adapters,
+            prefix,
+            block,
+            is_unused,
+            has_biases,
+            allows_tf32,
+        }
     }
 
     /// For the parts below `name`.
@@ -182,8 +194,15 @@ impl<'a> ModelBuilder<'a> {
             prefix: self.prefix.clone(),
             block: self.block,
             is_unused,
+            has_biases: self.has_biases,
             allows_tf32: self.allows_tf32,
         }
+    }
+
+    /// For parts whose linear layers have no biases.
+    pub fn without_biases(&mut self) -> ModelBuilder<'_> {
+        let is_unused = self.is_unused;
+        ModelBuilder { has_biases: false, ..self.unused(is_unused) }
     }
 
     /// For one of the model's blocks, which may be offloaded.
@@ -226,14 +245,14 @@ impl<'a> ModelBuilder<'a> {
         self.precision.dtype
     }
 
-    /// A linear layer inside a block, `name.weight` [outputs, inputs] and `name.bias`.
+    /// A linear layer inside a block, `name.weight` [outputs, inputs] and `name.bias`, if layers have one.
     pub fn linear(
         &mut self,
         name: impl Display,
         inputs: usize,
         outputs: usize,
     ) -> Result<LinearLayer> {
-        self.layer(name, TensorRole::Matrix, inputs, outputs, true)
+        self.layer(name, TensorRole::Matrix, inputs, outputs, self.has_biases)
     }
 
     /// The same for a layer that makes a block's modulation vectors.
@@ -243,7 +262,7 @@ impl<'a> ModelBuilder<'a> {
         inputs: usize,
         outputs: usize,
     ) -> Result<LinearLayer> {
-        self.layer(name, TensorRole::Modulation, inputs, outputs, true)
+        self.layer(name, TensorRole::Modulation, inputs, outputs, self.has_biases)
     }
 
     /// The same without a bias.
@@ -263,7 +282,7 @@ impl<'a> ModelBuilder<'a> {
         inputs: usize,
         outputs: usize,
     ) -> Result<LinearLayer> {
-        self.layer(name, TensorRole::Array, inputs, outputs, true)
+        self.layer(name, TensorRole::Array, inputs, outputs, self.has_biases)
     }
 
     /// The patch embedding, stored as a convolution [outputs, channels, patch, patch] with stride equal to

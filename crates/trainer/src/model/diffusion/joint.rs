@@ -323,26 +323,31 @@ impl JointBlock {
                 (&self.image, h, QkvOptions { rope: ropes[at].as_ref(), recomputes_queries })
             });
         }
-        // One after the other, so that only one part is in memory beside the concatenation.
-        let all = |index: usize| {
-            let mut projected = Vec::with_capacity(N);
-            for (layers, h, options) in &normed {
-                let heads = layers.project(tape, h, index, *options)?;
-                projected.push((heads, layers.norm(tape, index)));
-            }
-            let parts = normed.iter().zip(&projected);
-            let parts: Vec<_> = parts
-                .map(|((layers, _, options), (x, norm))| {
-                    (x, layers.heads(index, norm.as_ref(), *options))
-                })
-                .collect();
-            tape.qk_norm_rope_concat(&parts)
-        };
+        let all = |index: usize| joint_heads(tape, &normed, index);
         let (q, k, v) = (all(0)?, all(1)?, all(2)?);
         drop(normed);
         let key_lengths = positions.lengths.as_ref();
         tape.attention(&q, &k, &v, Attention { key_lengths, ..self.image.attention() })
     }
+}
+
+/// Queries, keys or values of the tokens of all streams, by index 0, 1 or 2. One stream after the other, so that only one
+/// part is in memory beside the concatenation.
+pub fn joint_heads(
+    tape: &Tape<'_>,
+    streams: &[(&QkvProjections, Var, QkvOptions<'_>)],
+    index: usize,
+) -> compute::Result<Var> {
+    let mut projected = Vec::with_capacity(streams.len());
+    for (layers, h, options) in streams {
+        let heads = layers.project(tape, h, index, *options)?;
+        projected.push((heads, layers.norm(tape, index)));
+    }
+    let parts = streams.iter().zip(&projected);
+    let parts: Vec<_> = parts
+        .map(|((layers, _, options), (x, norm))| (x, layers.heads(index, norm.as_ref(), *options)))
+        .collect();
+    tape.qk_norm_rope_concat(&parts)
 }
 
 /// Where each stream's tokens are among those of all.
@@ -354,6 +359,31 @@ fn token_ranges(streams: &[(&Var, &Var)]) -> Vec<Range<usize>> {
         start..end
     };
     streams.iter().map(range).collect()
+}
+
+/// Concatenates features: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
+pub fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
+    let shape = first.shape();
+    let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
+    let n = second.shape().width() / d;
+    let (first, second) =
+        (first.reshape([samples * tokens, 1, d]), second.reshape([samples * tokens, n, d]));
+    let both = tape.concat_tokens(&[&first, &second])?;
+    Ok(both.reshape([samples, tokens, (1 + n) * d]))
+}
+
+/// Features of x [S, N, M]: those of the units in `range`, each of them `unit` wide.
+pub fn split_features(
+    tape: &Tape<'_>,
+    x: &Var,
+    unit: usize,
+    range: Range<usize>,
+) -> compute::Result<Var> {
+    let shape = x.shape();
+    let &[samples, tokens, width] = shape.sizes() else { unreachable!("tokens of samples") };
+    let n = range.len();
+    let units = x.reshape([samples * tokens, width / unit, unit]);
+    Ok(tape.split_tokens(&units, range)?.reshape([samples, tokens, n * unit]))
 }
 
 /// Tokens that share weights and modulation in a block.

@@ -13,7 +13,7 @@ use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, MLP_RATIO,
-    PromptUse, QkvOptions, QkvProjections, THETA, rotary_table,
+    PromptUse, QkvOptions, QkvProjections, THETA, concat_features, rotary_table,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -215,15 +215,4 @@ impl SingleBlock {
         drop(both);
         tape.gated_add(x, vectors.chunk(2), &y)
     }
-}
-
-/// Concatenates features: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
-fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
-    let shape = first.shape();
-    let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
-    let n = second.shape().width() / d;
-    let (first, second) =
-        (first.reshape([samples * tokens, 1, d]), second.reshape([samples * tokens, n, d]));
-    let both = tape.concat_tokens(&[&first, &second])?;
-    Ok(both.reshape([samples, tokens, (1 + n) * d]))
 }
