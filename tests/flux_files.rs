@@ -55,7 +55,9 @@ pub fn read(path: &Path) -> Tensors {
         assert_eq!(view.dtype(), safetensors::Dtype::BF16, "{name}");
         (name, (view.shape().to_vec(), view.data().to_vec()))
     };
-    file.tensors().into_iter().map(tensor).collect()
+    // How often statistics were updated is a whole number.
+    let is_value = |(name, _): &(String, TensorView<'_>)| !name.ends_with("num_batches_tracked");
+    file.tensors().into_iter().filter(is_value).map(tensor).collect()
 }
 
 pub fn write(path: &Path, tensors: &Tensors) {

@@ -35,8 +35,10 @@ pub fn assembled(folder: &Path) -> TempDir {
         copy_folder(&from, &place.path().join(part));
     }
     let index = format!(
-        r#"{{"_class_name": {}, "max_sequence_length": {}}}"#,
-        settings["class"], settings["length"]
+        r#"{{"_class_name": {}, "max_sequence_length": {}, "is_distilled": {}}}"#,
+        settings["class"],
+        settings["length"],
+        settings["is_distilled"].as_bool().unwrap_or(false)
     );
     fs::write(place.path().join("model_index.json"), index).unwrap();
     place

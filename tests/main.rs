@@ -17,6 +17,7 @@ mod editing;
 mod errors;
 mod evaluate;
 mod flux;
+mod flux2;
 mod flux_files;
 #[cfg(target_os = "linux")]
 mod hostile;

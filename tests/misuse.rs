@@ -174,7 +174,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/lm",
         &[
             "this is a language model (LlamaForCausalLM)",
-            "expected an SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 or Z-Image model",
+            "expected an SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 or Z-Image model",
             "--text PATH",
         ],
     ),
@@ -192,7 +192,7 @@ const MODELS: &[Row] = &[
         "plan --images DIR/images --base DIR/sana",
         &[
             "this is a Sana pipeline (SanaPipeline)",
-            "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 and Z-Image",
+            "hearth trains SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 and Z-Image",
         ],
     ),
     (

@@ -2,15 +2,17 @@
 //! input of the model and none, schedules shifted by size and not, prompts of 512 and of 256 tokens; Qwen-Image
 //! (`tests/golden/qwen_image/pipelines.py`), with prompts of any length, and prompts that are cut; Kandinsky 5
 //! (`tests/golden/kandinsky5/pipelines.py`), with the prompt template and sigmas of its authors and of diffusers, and clips
-//! with an adapter that was trained; Z-Image (`tests/golden/z_image/pipelines.py`), sampled like its base and like Turbo.
+//! with an adapter that was trained; Z-Image (`tests/golden/z_image/pipelines.py`), sampled like its base and like Turbo;
+//! FLUX.2 klein (`tests/golden/flux2/pipelines.py`), base and distilled, and with two references of different sizes.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Dtype, Tape};
+use compute::{Device, Dtype, Tape, Tensor};
 use serde_json::Value;
 use tempfile::TempDir;
+use trainer::data::DecodingMemory;
 use trainer::model::build::Precision;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions};
@@ -21,6 +23,7 @@ use trainer::model::diffusion::paths::PartPaths;
 use trainer::model::diffusion::scheduler::euler_step;
 use trainer::model::diffusion::text::{EncodeCallbacks, EncoderLoading, EncodingOptions, Prompt};
 use trainer::model::recompute::Recompute;
+use trainer::sample::reference::{ReferenceLatents, encode_references, fit_references};
 use trainer::sample::{ImageRequest, SampleJob};
 
 use crate::kandinsky5;
@@ -39,6 +42,9 @@ fn folders() -> Vec<PathBuf> {
         "kandinsky5/clip_trained",
         "z_image/base",
         "z_image/turbo",
+        "flux2/base",
+        "flux2/distilled",
+        "flux2/edit",
     ]
     .map(|folder| golden.join(folder))
     .to_vec()
@@ -86,7 +92,7 @@ impl Reference {
     fn adapter(&self) -> PathBuf {
         let file = "lora.safetensors";
         let own = self.folder.join(file);
-        if own.exists() { own } else { kandinsky5::golden().join("pipeline").join(file) }
+        if own.exists() { own } else { self.folder.join("../pipeline").join(file) }
     }
 
     fn number(&self, key: &str) -> f64 {
@@ -114,7 +120,29 @@ impl Reference {
         encoders.encode(&self.device, encoding, &prompts, callbacks).unwrap()
     }
 
+    /// Reference images.
+    pub fn references(&self) -> Vec<PathBuf> {
+        let n = self.settings["references"].as_u64().unwrap_or(0);
+        (0..n).map(|number| self.folder.join(format!("reference-{number}.png"))).collect()
+    }
+
+    /// Their latents, for so many images.
+    fn reference_latents(&self, n: usize) -> Vec<Tensor> {
+        let Self { pipeline, device, .. } = self;
+        let sized = fit_references(pipeline, &self.references(), 1024).unwrap();
+        let memory = DecodingMemory::new(usize::MAX);
+        let latents = encode_references(pipeline, device, &sized, &memory, &|_| true).unwrap();
+        let upload = |latents: &ReferenceLatents| {
+            device.upload(latents.shape.batch(n), &latents.values.repeat(n)).unwrap()
+        };
+        latents.iter().map(upload).collect()
+    }
+
     pub fn images(&self, true_cfg: f64) -> Vec<f32> {
+        self.images_of(true_cfg, self.references())
+    }
+
+    pub fn images_of(&self, true_cfg: f64, references: Vec<PathBuf>) -> Vec<f32> {
         let request = ImageRequest {
             prompts: self.prompts(),
             negative: self.settings["negative"].as_str().unwrap().to_owned(),
@@ -128,7 +156,7 @@ impl Reference {
             },
             seed: 1,
             latents: Some(self.folder.join("golden.safetensors")),
-            references: Vec::new(),
+            references,
             reference_resolution: 1024,
             precision: Precision::plain(Dtype::F32),
         };
@@ -153,12 +181,13 @@ impl Reference {
         let scale = self.number("guidance") as f32;
         let guidance = pipeline.family().guidance.embedded(scale, prompts.len());
         let conditions: Vec<&Condition> = prompts.iter().collect();
+        let references = self.reference_latents(prompts.len());
         let mut latents = recorded["in.latents"].clone();
         for (step, pair) in sigmas.windows(2).enumerate() {
             let tape = Tape::inference(device, &adapters.params, 0);
             let input = DenoiserInput {
                 latents: &device.upload(shape, &latents).unwrap(),
-                references: &[],
+                references: &references,
                 timesteps: &vec![pipeline.schedule.timestep(pair[0]); prompts.len()],
                 condition: &Conditions::upload(device, &conditions, Dtype::F32).unwrap(),
                 guidance: guidance.as_deref(),

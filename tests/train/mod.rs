@@ -32,7 +32,7 @@ use tempfile::TempDir;
 use trainer::event::{Event, Phase, PhaseProgress, RunStart, Warning};
 
 use crate::models::{at, golden};
-use crate::{command, flux, printed, qwen_image, said, text, z_image};
+use crate::{command, flux, flux2, printed, qwen_image, said, text, z_image};
 
 /// A job for the tiny pipeline, with images that hearth draws.
 const JOB: &str = "
@@ -83,6 +83,13 @@ impl Job {
     fn z_image() -> Self {
         let job = Self::of(Path::new("base"));
         z_image::copy_base(&job.path("base"));
+        job
+    }
+
+    /// Of a FLUX.2 klein, in `base`.
+    fn flux2() -> Self {
+        let job = Self::of(Path::new("base"));
+        flux2::copy_base(&job.path("base"));
         job
     }
 

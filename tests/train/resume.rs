@@ -91,6 +91,7 @@ fn runs_of_other_families_that_are_killed_again_and_again_train_the_same() {
     check_killed(&Job::flux(), &[], &FEW_MOMENTS);
     check_killed(&Job::qwen_image(), &[], &FEW_MOMENTS);
     check_killed(&Job::z_image(), &[], &FEW_MOMENTS);
+    check_killed(&Job::flux2(), &[], &FEW_MOMENTS);
 }
 
 fn check_killed(job: &Job, set: &[&str], moments: &[(&str, u64)]) {

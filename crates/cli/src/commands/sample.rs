@@ -135,7 +135,7 @@ struct SampleImageArgs {
     #[arg(long, value_name = "TEXT")]
     negative: Option<String>,
 
-    /// Reference image of an editing model (FLUX.1 Kontext, Qwen-Image-Edit); several times for several
+    /// Reference image of an editing model (FLUX.1 Kontext, FLUX.2 klein, Qwen-Image-Edit); several times for several
     #[arg(long, value_name = "IMAGE")]
     reference: Vec<PathBuf>,
 

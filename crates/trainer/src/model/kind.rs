@@ -96,9 +96,10 @@ pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
         let class = pipeline_class(path).ok()?;
         let family = DiffusionFamily::of_pipeline(&class)?;
         let config = DenoiserConfig::read(family, &path.join("transformer/config.json"));
-        return Some(
-            config.map_or(family, |config| config.with_pipeline(&class).with_name(path).family()),
-        );
+        return Some(config.map_or(family, |config| {
+            let config = config.with_pipeline(&class).with_distillation(is_distilled(path));
+            config.with_name(path).family()
+        }));
     }
     let Ok(catalog) = Catalog::open(path) else {
         return PublishedPipeline::by_path(path).map(|(_, model)| (model.config)().family());
@@ -120,8 +121,9 @@ fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 
-const IMAGE_MODELS: &str = "an SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 or Z-Image model";
-const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
+const IMAGE_MODELS: &str =
+    "an SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 or Z-Image model";
+const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
                       Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
@@ -155,6 +157,8 @@ fn detect(path: &Path) -> Option<DetectedModel> {
 struct ModelIndex {
     #[serde(rename = "_class_name")]
     class: String,
+    #[serde(default)]
+    is_distilled: bool,
 }
 
 /// The file that diffusers' folders have, and those of transformers have not.
@@ -163,6 +167,11 @@ pub const MODEL_INDEX: &str = "model_index.json";
 /// The class of the pipeline in a folder that diffusers saved.
 pub fn pipeline_class(folder: &Path) -> Result<String> {
     config::read::<ModelIndex>(&folder.join(MODEL_INDEX)).map(|index| index.class)
+}
+
+/// Whether a folder that diffusers saved says that its model is distilled to few steps.
+pub fn is_distilled(folder: &Path) -> bool {
+    config::read::<ModelIndex>(&folder.join(MODEL_INDEX)).is_ok_and(|index| index.is_distilled)
 }
 
 fn settings(folder: &Path) -> Option<Value> {

@@ -41,7 +41,10 @@ pub fn fit_references(
             return Ok(Vec::new());
         }
         let problem = format!("{images} for {}, which takes none", family.title);
-        return wrong(problem, "use an editing model: FLUX.1 Kontext or Qwen-Image-Edit");
+        return wrong(
+            problem,
+            "use an editing model: FLUX.1 Kontext, FLUX.2 klein or Qwen-Image-Edit",
+        );
     };
     let most = editing.max_references;
     if n > most {

@@ -106,6 +106,19 @@ fn cards_of_editing_models_begin_with_an_image() {
     );
 }
 
+/// It makes images from prompts alone, too, and its pipeline takes a negative prompt only encoded.
+#[test]
+fn cards_of_klein_have_an_image_where_the_run_has_one() {
+    let base = "base.path=./models/FLUX.2-klein-base-9B";
+    let card = render(&facts(&[base, "sample.negative_prompt=blurry"]));
+    let negative = "negative_prompt_embeds=pipeline.encode_prompt(\"blurry\")[0]";
+    says(&card, &["Flux2KleinPipeline.from_pretrained(", negative, "FLUX Non-Commercial License"]);
+    assert!(!card.contains("load_image"), "{card}");
+    let mut facts = facts(&[base]);
+    facts.samples.last_mut().unwrap().references = vec!["samples/a.png".into()];
+    says(&render(&facts), &["image=load_image(\"samples/a.png\"), ", " --reference samples/a.png"]);
+}
+
 /// The base's own licence on the hub and in words, and calls of diffusers that give what hearth gives.
 #[test]
 fn cards_of_flux_state_its_licence_and_its_guidance() {

@@ -220,9 +220,7 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
     match family.guidance {
         Guidance::ClassifierFree | Guidance::Added => {
             all.push(format!("guidance_scale={guidance_scale:?}"));
-            let typed =
-                (!negative.is_empty()).then(|| format!("negative_prompt={}", python(negative)));
-            all.extend(typed);
+            all.extend((!negative.is_empty()).then(|| negative_argument(family, negative)));
         }
         Guidance::Rescaled => all.extend(true_cfg(*guidance_scale, negative)),
         Guidance::Embedded => all.push(format!("guidance_scale={guidance_scale:?}")),
@@ -239,6 +237,15 @@ fn call_arguments(ImageUsage { sample, family, texts, .. }: &ImageUsage) -> Vec<
     let length = length.filter(|length| *length != family.max_sequence_length);
     all.extend(length.map(|length| format!("max_sequence_length={length}")));
     all
+}
+
+/// The argument for a negative prompt.
+fn negative_argument(family: &DiffusionFamily, negative: &str) -> String {
+    let text = python(negative);
+    if family.takes_negative_text {
+        return format!("negative_prompt={text}");
+    }
+    format!("negative_prompt_embeds=pipeline.encode_prompt({text})[0]")
 }
 
 /// Without a negative prompt diffusers leaves classifier-free guidance out.

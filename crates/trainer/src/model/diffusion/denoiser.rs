@@ -12,7 +12,7 @@ use super::condition::{Condition, Conditions};
 use super::family::DiffusionFamily;
 use super::implementation::Implementation;
 use super::text::{EmbeddingWidths, TextEmbedding};
-use super::{flux, kandinsky5, qwen_image, sd3, z_image};
+use super::{flux, flux2, kandinsky5, qwen_image, sd3, z_image};
 use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::{self, Unsupported};
@@ -74,6 +74,12 @@ macro_rules! families {
                 match self { $(Self::$name(config) => Self::$name(config.with_pipeline(class)),)+ }
             }
 
+            /// The same for a model that is distilled to few steps, or is not.
+            #[must_use]
+            pub fn with_distillation(self, is_distilled: bool) -> Self {
+                match self { $(Self::$name(config) => Self::$name(config.with_distillation(is_distilled)),)+ }
+            }
+
             /// The same for the variant that the name of a model's folder or file says.
             #[must_use]
             pub fn with_name(self, path: &Path) -> Self {
@@ -118,6 +124,8 @@ macro_rules! families {
 
 families! {
     Sd3 = sd3::Sd3Config;
+    // Before FLUX.1, whose checkpoints have no name that these have not.
+    Flux2 = flux2::Flux2Config;
     Flux = flux::FluxConfig;
     QwenImage = qwen_image::QwenImageConfig;
     Kandinsky5 = kandinsky5::Kandinsky5Config;
@@ -141,6 +149,13 @@ pub trait Architecture: DeserializeOwned {
     /// The same for the variant that a class of pipelines is for; where that is not in `transformer/config.json`.
     #[must_use]
     fn with_pipeline(self, _class: &str) -> Self {
+        self
+    }
+
+    /// The same for a model that `model_index.json` says is distilled to few steps, or says nothing of; where the family has
+    /// both.
+    #[must_use]
+    fn with_distillation(self, _is_distilled: bool) -> Self {
         self
     }
 

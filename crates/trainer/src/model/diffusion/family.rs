@@ -22,6 +22,8 @@ pub struct DiffusionFamily {
     pub pipelines: &'static [&'static str],
     /// What the result of those pipelines calls the images, or clips.
     pub pipeline_output: &'static str,
+    /// Whether those pipelines take a negative prompt as text, and not only encoded.
+    pub takes_negative_text: bool,
     /// The class of its transformer.
     pub transformer: &'static str,
     /// A part of a tensor's name that every checkpoint of its original layout has, and no other.

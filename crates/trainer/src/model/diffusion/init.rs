@@ -35,7 +35,7 @@ pub fn write_random_init(
 
 /// Layers that are initialised with zeros: the modulations of all families, which give blocks their gates. The last
 /// layers of blocks are not: behind a gate of zero they would have no gradient.
-const ZERO_INIT: [&str; 7] = [
+const ZERO_INIT: [&str; 10] = [
     "norm1.linear.",
     "norm1_context.linear.",
     ".norm.linear.",
@@ -43,6 +43,9 @@ const ZERO_INIT: [&str; 7] = [
     "norm_out.linear.",
     "modulation.out_layer.",
     "adaLN_modulation.",
+    "modulation_img.linear.",
+    "modulation_txt.linear.",
+    "single_stream_modulation.linear.",
 ];
 /// The last layer of the model. Blocks of FLUX have one of the same name.
 const OUTPUT: [&str; 3] = ["proj_out.", "out_layer.out_layer.", "all_final_layer.2-1.linear."];
@@ -77,10 +80,10 @@ mod tests {
 
     use super::*;
     use crate::model::diffusion::family::DiffusionFamily;
-    use crate::model::diffusion::{flux, kandinsky5, qwen_image, sd3, z_image};
+    use crate::model::diffusion::{flux, flux2, kandinsky5, qwen_image, sd3, z_image};
 
     /// A family, the folder of one of its models, a layer of a block, and layers that are zero at first.
-    const MODELS: [(&DiffusionFamily, &str, &str, [&str; 3]); 5] = [
+    const MODELS: [(&DiffusionFamily, &str, &str, [&str; 3]); 6] = [
         (
             &sd3::FAMILY,
             "sd3/models/sd3",
@@ -108,6 +111,12 @@ mod tests {
                 "out_layer.modulation.out_layer",
                 "out_layer.out_layer",
             ],
+        ),
+        (
+            &flux2::FAMILY,
+            "flux2/image",
+            "transformer_blocks.0.attn.to_q",
+            ["double_stream_modulation_txt.linear", "single_stream_modulation.linear", "proj_out"],
         ),
         (
             &z_image::FAMILY,

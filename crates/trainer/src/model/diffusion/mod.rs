@@ -14,6 +14,7 @@ pub mod denoiser;
 pub mod editing;
 pub mod family;
 pub mod flux;
+pub mod flux2;
 pub mod guidance;
 pub mod implementation;
 pub(crate) mod init;
@@ -295,7 +296,8 @@ fn transformer(search: &PartSearch<'_>) -> Result<PipelinePart<DenoiserConfig>> 
     let Some(catalog) = &search.checkpoint else {
         let read = |settings: &Path| DenoiserConfig::read(family, settings);
         return PipelinePart::open(&beside, |settings| {
-            Ok(read(settings)?.with_pipeline(class.as_deref().unwrap_or_default()))
+            let config = read(settings)?.with_pipeline(class.as_deref().unwrap_or_default());
+            Ok(config.with_distillation(search.folder.as_deref().is_some_and(kind::is_distilled)))
         });
     };
     let path = catalog.path.clone();

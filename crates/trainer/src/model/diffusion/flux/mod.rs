@@ -40,6 +40,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     title: "a FLUX.1",
     pipelines: &["FluxPipeline", KONTEXT_PIPELINE],
     pipeline_output: "images",
+    takes_negative_text: true,
     transformer: "FluxTransformer2DModel",
     tensor_marker: "double_blocks.0.img_attn.",
     // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.

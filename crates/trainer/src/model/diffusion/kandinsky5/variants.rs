@@ -24,6 +24,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     title: "a Kandinsky 5",
     pipelines: &[IMAGE_PIPELINE, VIDEO_PIPELINE, "Kandinsky5I2IPipeline", "Kandinsky5I2VPipeline"],
     pipeline_output: "image",
+    takes_negative_text: true,
     transformer: "Kandinsky5Transformer3DModel",
     tensor_marker: "visual_transformer_blocks.0.cross_attention.key_norm.",
     // The VAE of FLUX.1.
@@ -72,6 +73,7 @@ const VIDEO: DiffusionFamily = DiffusionFamily {
     title: "a Kandinsky 5 video",
     pipelines: &[VIDEO_PIPELINE],
     pipeline_output: "frames",
+    takes_negative_text: true,
     // Taken: the file of huggingface.co/Comfy-Org/HunyuanVideo_repackaged.
     vae_files: &["hunyuan_video_vae_bf16.safetensors"],
     encoders: &[CLIP, VIDEO_QWEN],

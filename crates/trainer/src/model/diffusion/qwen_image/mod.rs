@@ -42,6 +42,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     title: "a Qwen-Image",
     pipelines: &["QwenImagePipeline", EDIT_PIPELINE, EDIT_PLUS_PIPELINE],
     pipeline_output: "images",
+    takes_negative_text: true,
     transformer: "QwenImageTransformer2DModel",
     tensor_marker: "transformer_blocks.0.img_mod.1.",
     // Taken: the files of huggingface.co/Comfy-Org/Qwen-Image_ComfyUI, as are those of the text encoder.

@@ -47,6 +47,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         "StableDiffusion3PAGPipeline",
     ],
     pipeline_output: "images",
+    takes_negative_text: true,
     transformer: "SD3Transformer2DModel",
     tensor_marker: "joint_blocks.0.x_block.",
     vae_files: &["sd3_vae.safetensors"],

@@ -38,6 +38,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     title: "a Z-Image",
     pipelines: &["ZImagePipeline"],
     pipeline_output: "images",
+    takes_negative_text: true,
     transformer: "ZImageTransformer2DModel",
     tensor_marker: "cap_pad_token",
     // The VAE of FLUX.1.
