@@ -16,10 +16,12 @@ use crate::model::build::{ModelBuilder, Precision, RandomWeights};
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput, LatentSpec};
 use crate::model::diffusion::flux::{self, flux1_dev};
+use crate::model::diffusion::flux2::{klein_4b, klein_9b};
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::diffusion::kandinsky5::{Kandinsky5Config, image_lite, video_lite};
-use crate::model::diffusion::qwen_image::{self, qwen_image};
+use crate::model::diffusion::qwen_image::qwen_image;
 use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
+use crate::model::diffusion::z_image::z_image;
 use crate::model::encoder::clip::{self, ClipTextModel};
 use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::offload::Offload;
@@ -54,6 +56,12 @@ pub enum BenchCase {
     Flux1Dev,
     /// The same on Qwen-Image.
     QwenImage,
+    /// The same on Z-Image.
+    ZImage,
+    /// The same on FLUX.2 klein base 4B.
+    Klein4b,
+    /// The same on FLUX.2 klein base 9B.
+    Klein9b,
     /// The same on Kandinsky 5 T2I Lite.
     Kandinsky5Image,
     /// The same on Kandinsky 5 T2V Lite, a clip of 121 frames of 768 by 512 pixels.
@@ -98,11 +106,14 @@ impl BenchCase {
     ];
 
     /// Those of full size.
-    pub const FULL: [Self; 10] = [
+    pub const FULL: [Self; 13] = [
         Self::Sd3Medium,
         Self::Sd35Large,
         Self::Flux1Dev,
         Self::QwenImage,
+        Self::ZImage,
+        Self::Klein4b,
+        Self::Klein9b,
         Self::Kandinsky5Image,
         Self::Kandinsky5Video,
         Self::VaeEncode1024,
@@ -125,6 +136,9 @@ impl BenchCase {
             Self::Sd35Large => "sd3.5-large",
             Self::Flux1Dev => "flux1-dev",
             Self::QwenImage => "qwen-image",
+            Self::ZImage => "z-image",
+            Self::Klein4b => "flux2-klein-4b",
+            Self::Klein9b => "flux2-klein-9b",
             Self::Kandinsky5Image => "kandinsky5-t2i-lite",
             Self::Kandinsky5Video => "kandinsky5-t2v-lite",
             Self::VaeEncode1024 => "vae-encode-1024",
@@ -168,6 +182,9 @@ impl BenchCase {
             | Self::Sd35Large
             | Self::Flux1Dev
             | Self::QwenImage
+            | Self::ZImage
+            | Self::Klein4b
+            | Self::Klein9b
             | Self::Kandinsky5Image
             | Self::Kandinsky5Video => {
                 let case = transformer.expect("these are the transformers");
@@ -217,7 +234,21 @@ impl BenchCase {
             Self::Sd3Medium => Some(TransformerCase::sd3(sd3_medium(), 128)),
             Self::Sd35Large => Some(TransformerCase::sd3(sd35_large(), 128)),
             Self::Flux1Dev => Some(TransformerCase::flux(flux1_dev(), 128)),
-            Self::QwenImage => Some(TransformerCase::qwen_image(qwen_image(), 128)),
+            Self::QwenImage => {
+                let config = qwen_image();
+                let prompt = [LONG_PROMPT, config.joint_attention_dim];
+                Some(TransformerCase::prompted(config, prompt))
+            }
+            Self::ZImage => {
+                let config = z_image();
+                let prompt = [LONG_PROMPT, config.cap_feat_dim];
+                Some(TransformerCase::prompted(config, prompt))
+            }
+            Self::Klein4b | Self::Klein9b => {
+                let config = if self == Self::Klein4b { klein_4b } else { klein_9b }(false);
+                let prompt = [FLUX_PROMPT, config.joint_attention_dim];
+                Some(TransformerCase::prompted(config, prompt))
+            }
             Self::Kandinsky5Image => {
                 Some(TransformerCase::kandinsky5(image_lite(), [128, 128].into()))
             }
@@ -261,13 +292,14 @@ impl TransformerCase {
         Self { condition: vec![tokens, pooled], config: config.into(), size: vec![side; 2] }
     }
 
-    fn qwen_image(config: qwen_image::QwenImageConfig, side: usize) -> Self {
-        let tokens = (TOKENS, vec![QWEN_PROMPT, config.joint_attention_dim]);
-        Self { condition: vec![tokens], config: config.into(), size: vec![side; 2] }
+    /// With the tokens of a prompt and their width alone, and an image of 1024 pixels a side.
+    fn prompted(config: impl Into<DenoiserConfig>, prompt: [usize; 2]) -> Self {
+        let condition = vec![(TOKENS, prompt.to_vec())];
+        Self { config: config.into(), size: vec![LARGE_IMAGE / 8; 2], condition }
     }
 
     fn kandinsky5(config: Kandinsky5Config, size: Vec<usize>) -> Self {
-        let tokens = (TOKENS, vec![QWEN_PROMPT, config.in_text_dim]);
+        let tokens = (TOKENS, vec![LONG_PROMPT, config.in_text_dim]);
         let pooled = (POOLED, vec![config.in_text_dim2]);
         Self { condition: vec![tokens, pooled], config: config.into(), size }
     }
@@ -305,10 +337,10 @@ const LARGE_IMAGE: usize = 1024;
 const CLIP_FRAMES: usize = 17;
 /// Prompt tokens as SD3 sees them.
 const SD3_PROMPT: usize = 333;
-/// The same of FLUX.1 dev.
+/// The same of FLUX.1 dev and FLUX.2 klein.
 const FLUX_PROMPT: usize = 512;
-/// A long prompt of Qwen-Image and of Kandinsky 5.
-const QWEN_PROMPT: usize = 256;
+/// A long prompt of Qwen-Image, Z-Image and Kandinsky 5.
+const LONG_PROMPT: usize = 256;
 /// The embedded guidance scale of models that take one.
 const GUIDANCE: f32 = 3.5;
 
@@ -321,10 +353,18 @@ fn targets() -> Vec<AdapterTarget> {
         form: AdapterForm::Lora,
         rate_factors: [1.0; 2],
     };
-    let attention = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"];
-    let both =
-        ["*attention.to_query", "*attention.to_key", "*attention.to_value", "*attention.out_layer"];
-    attention.into_iter().chain(both).map(target).collect()
+    let names: [&[&str]; 4] = [
+        &["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"],
+        &["attn.to_qkv_mlp_proj", "single_transformer_blocks.*.attn.to_out"],
+        &["attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"],
+        &[
+            "*attention.to_query",
+            "*attention.to_key",
+            "*attention.to_value",
+            "*attention.out_layer",
+        ],
+    ];
+    names.concat().into_iter().map(target).collect()
 }
 
 /// Heads, their width, and blocks.

@@ -24,7 +24,7 @@ const WARM_UP: usize = 2;
 /// Measure whole models: a training step of SD3 and FLUX.1, text encoders, VAE.
 ///
 /// Weights are random. Without --only, the small models run; sd3-medium, sd3.5-large, flux1-dev, qwen-image,
-/// kandinsky5-t2i-lite, kandinsky5-t2v-lite, vae-encode-1024, qwen-vae-encode-1024, hunyuan-vae-encode and
+/// z-image, flux2-klein-4b, flux2-klein-9b, kandinsky5-t2i-lite, kandinsky5-t2v-lite, vae-encode-1024, qwen-vae-encode-1024, hunyuan-vae-encode and
 /// hunyuan-vae-decode have full size.
 /// With --python each is compared with diffusers, transformers and PEFT, in turns, each in its own process.
 #[derive(Debug, clap::Args)]

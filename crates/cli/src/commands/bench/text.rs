@@ -44,6 +44,10 @@ pub struct BenchTextArgs {
     #[arg(long, default_value_t = 512)]
     length: usize,
 
+    /// Documents packed into a sequence, each half of what the ones before it left
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    documents: u16,
+
     /// Sequences per step (batch size)
     #[arg(long, default_value_t = 4)]
     batch: usize,
@@ -126,7 +130,8 @@ pub fn run(arguments: &BenchTextArgs, out: &mut dyn Write) -> Result<CommandOutc
 fn measure(arguments: &BenchTextArgs) -> Result<TextFigures, Failure> {
     let BenchTextArgs { preset, vocabulary, length, batch, .. } = *arguments;
     let (dtype, recompute) = (arguments.dtype, arguments.recompute);
-    let step = TextStep { preset, vocabulary, length, batch, dtype, recompute };
+    let documents = arguments.documents.into();
+    let step = TextStep { preset, vocabulary, length, documents, batch, dtype, recompute };
     let engine = &arguments.engine;
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
     let flops = step.with_steps(&meta, |take| {

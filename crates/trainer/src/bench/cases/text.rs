@@ -20,6 +20,8 @@ pub struct TextStep {
     pub vocabulary: usize,
     /// Tokens of a sequence.
     pub length: usize,
+    /// Documents that are packed into a sequence: each half of what the ones before it left, the last all.
+    pub documents: usize,
     /// Sequences of a step.
     pub batch: usize,
     /// Format of activations; parameters are f32.
@@ -73,6 +75,16 @@ impl TextStep {
         Ok(raw.resolve()?)
     }
 
+    fn first_keys(&self) -> Vec<u32> {
+        let mut first_keys = Vec::with_capacity(self.length);
+        for others in (0..self.documents).rev() {
+            let (begun, rest) = (first_keys.len(), self.length - first_keys.len());
+            let length = if others == 0 { rest } else { rest / 2 };
+            first_keys.resize(begun + length, begun as u32);
+        }
+        first_keys
+    }
+
     fn micro_batch(&self) -> TextMicroBatch {
         let sequence = |number: usize| {
             let random = RandomSequence::new(0, number as u64);
@@ -80,7 +92,7 @@ impl TextStep {
                 let id = |at| random.word(at) % self.vocabulary as u32;
                 (from..from + self.length).map(id).collect()
             };
-            Sequence { ids: ids(0), targets: ids(1), first_keys: vec![0; self.length] }
+            Sequence { ids: ids(0), targets: ids(1), first_keys: self.first_keys() }
         };
         TextMicroBatch::from_sequences(&(0..self.batch).map(sequence).collect::<Vec<_>>()).1
     }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use weights::Catalog;
 
 pub use forward::Flux2;
+pub(crate) use published::{klein_4b, klein_9b};
 
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};

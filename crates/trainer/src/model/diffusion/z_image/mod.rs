@@ -12,6 +12,7 @@ use serde::Deserialize;
 use weights::Catalog;
 
 pub use forward::ZImage;
+pub(crate) use published::z_image;
 
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};

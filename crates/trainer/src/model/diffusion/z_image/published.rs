@@ -47,7 +47,7 @@ const BASE: PublishedPipeline = PublishedPipeline {
 };
 
 /// Z-Image.
-fn z_image() -> ZImageConfig {
+pub fn z_image() -> ZImageConfig {
     ZImageConfig {
         all_patch_size: vec![PATCH],
         all_f_patch_size: vec![1],
