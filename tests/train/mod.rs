@@ -16,6 +16,7 @@ mod ranks;
 mod requests;
 mod resume;
 mod screen;
+mod sets;
 mod state;
 mod stop;
 mod targets;

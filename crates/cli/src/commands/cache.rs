@@ -140,19 +140,21 @@ fn list_unusable(
     pipeline: &Pipeline,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let (data, _) = config.data.images()?;
-    let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
-    let options = ScanOptions { media, follow_links };
-    if let Ok(found) = scan(&data.images, &data.references.0, options, &|_| true)
-        && found.items.is_empty()
-        && !arguments.json
-    {
-        let left_out = Findings::of_images(&found.problems, 0).left_out;
-        write!(
-            out,
-            "{}",
-            render::cache::problems_page(&left_out, &file_problems(&found.problems))
-        )?;
+    let (sets, _) = config.data.images()?;
+    for data in sets {
+        let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
+        let options = ScanOptions { media, follow_links };
+        if let Ok(found) = scan(&data.images, &data.references.0, options, &|_| true)
+            && found.items.is_empty()
+            && !arguments.json
+        {
+            let left_out = Findings::of_images(&found.problems, 0).left_out;
+            write!(
+                out,
+                "{}",
+                render::cache::problems_page(&left_out, &file_problems(&found.problems))
+            )?;
+        }
     }
     Ok(())
 }

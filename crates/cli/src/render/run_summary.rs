@@ -159,8 +159,9 @@ fn references(config: &RunConfig, samples: &[SampleImage]) -> Vec<String> {
     let path = |path: &PathBuf| from_here(&config.output.folder.join(path));
     let paths = sample.references.iter().map(path);
     let mut flags: Vec<String> = paths.flat_map(|path| ["--reference".into(), path]).collect();
-    if !flags.is_empty() && data.reference_resolution != REFERENCE_RESOLUTION as usize {
-        flags.extend(["--reference-resolution".into(), data.reference_resolution.to_string()]);
+    let resolution = data.common().reference_resolution;
+    if !flags.is_empty() && resolution != REFERENCE_RESOLUTION as usize {
+        flags.extend(["--reference-resolution".into(), resolution.to_string()]);
     }
     flags
 }
@@ -169,7 +170,8 @@ fn references(config: &RunConfig, samples: &[SampleImage]) -> Vec<String> {
 fn prompt(data: &TrainingData) -> &str {
     match data {
         TrainingData::Images { data, sample } => {
-            sample.prompts.first().or(data.trigger.as_ref()).map_or("a photo", String::as_str)
+            let prompt = sample.prompts.first().map(String::as_str);
+            prompt.or(data.triggers().first().copied()).unwrap_or("a photo")
         }
         TrainingData::Texts { generate, .. } => {
             generate.prompts.first().map_or("Once upon a time", String::as_str)

@@ -8,6 +8,7 @@ use weights::BytesDoneFn;
 
 use super::scaled::RESOLUTIONS;
 use crate::config::data::{DataConfig, ValidationSplit};
+use crate::config::data_sets::DataSets;
 use crate::data::clip::{ClipSettings, whole};
 use crate::data::findings::explained;
 use crate::data::{
@@ -27,7 +28,11 @@ const MAX_REFERENCE_RATIO: u32 = 100;
 
 /// An image, or a segment of a clip, in its size.
 pub(crate) struct BucketedImage {
+    /// Which of the job's sets it is of.
+    pub set: usize,
     pub item: ImageItem,
+    /// The resolution that the bucket is of.
+    pub resolution: usize,
     pub bucket: Bucket,
     /// Of a clip, the part that is seen.
     pub segment: Option<ClipSegment>,
@@ -45,25 +50,48 @@ impl BucketedImage {
     }
 }
 
-/// What a folder's headers give.
-pub(crate) struct BucketedFolder {
-    /// Sorted by path.
+/// What the headers in a job's folders give.
+#[derive(Default)]
+pub(crate) struct BucketedFolders {
+    /// Set by set, each sorted by path; of one path by resolution.
     pub images: Vec<BucketedImage>,
     pub problems: Vec<Problem>,
 }
 
-/// Looks through the folder and gives every image its size.
+/// Looks through the folders of all sets and gives every image its sizes.
 pub(crate) fn assign_buckets(
     pipeline: &Pipeline,
-    data: &DataConfig,
+    data: &DataSets,
     tick: BytesDoneFn<'_>,
-) -> Result<BucketedFolder> {
+) -> Result<BucketedFolders> {
+    let mut found = BucketedFolders::default();
+    for set in 0..data.n_sets() {
+        assign_set(pipeline, data, set, &mut found, tick)?;
+    }
+    let BucketedFolders { images, problems } = &found;
+    check_any(images.iter().map(|image| (image.set, image.repeats)), data, problems)?;
+    check_sizes(pipeline, images)?;
+    let scaled_up: Vec<Problem> =
+        images.iter().filter_map(|image| scaled_up(image, &data[image.set])).collect();
+    found.problems.extend(scaled_up);
+    Ok(found)
+}
+
+/// Adds the images of a set, each in every resolution.
+fn assign_set(
+    pipeline: &Pipeline,
+    sets: &DataSets,
+    set: usize,
+    BucketedFolders { images, problems }: &mut BucketedFolders,
+    tick: BytesDoneFn<'_>,
+) -> Result<()> {
+    let data = &sets[set];
     let buckets = buckets(pipeline, data)?;
     let clips = clip_settings(pipeline, data)?;
     let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
     let options = ScanOptions { media, follow_links };
     let found = scan(&data.images, &data.references.0, options, tick)?;
-    let (mut images, mut problems) = (Vec::new(), found.problems);
+    problems.extend(found.problems);
     for item in found.items {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
         let repeats = u32::try_from(repeats).unwrap_or(u32::MAX);
@@ -77,16 +105,20 @@ pub(crate) fn assign_buckets(
         if references.len() < item.references.len() {
             problems.push(Problem::warning(&item.path, ProblemKind::ReferencesUnused));
         }
-        let bucket = buckets.choose(item.size);
-        for segment in segments(&item, clips, &mut problems) {
-            let (item, references) = (item.clone(), references.clone());
-            images.push(BucketedImage { item, bucket, segment, references, repeats });
+        for segment in segments(&item, clips, problems) {
+            let sized = buckets.iter().map(|(resolution, buckets)| BucketedImage {
+                set,
+                item: item.clone(),
+                resolution: *resolution,
+                bucket: buckets.choose(item.size),
+                segment,
+                references: references.clone(),
+                repeats,
+            });
+            images.extend(sized);
         }
     }
-    check_any(images.iter().map(|image| image.repeats), data, &problems)?;
-    check_sizes(pipeline, &images)?;
-    problems.extend(images.iter().filter_map(|image| scaled_up(image, data)));
-    Ok(BucketedFolder { images, problems })
+    Ok(())
 }
 
 /// What a model can be trained on.
@@ -175,7 +207,8 @@ fn reference_sizes(
 
 /// That an image is smaller than its bucket, with the resolution that it fits.
 fn scaled_up(image: &BucketedImage, data: &DataConfig) -> Option<Problem> {
-    let BucketedImage { item: ImageItem { path, size, .. }, bucket, segment, .. } = image;
+    let BucketedImage { item: ImageItem { path, size, .. }, bucket, segment, resolution, .. } =
+        image;
     // Of a clip it is said once.
     if covers(*size, *bucket) || segment.is_some_and(|segment| segment.start > 0) {
         return None;
@@ -184,7 +217,7 @@ fn scaled_up(image: &BucketedImage, data: &DataConfig) -> Option<Problem> {
         let buckets = buckets_of(*resolution, data.bucket_step);
         buckets.is_ok_and(|buckets| covers(*size, buckets.choose(*size)))
     };
-    let fits = RESOLUTIONS.into_iter().filter(|side| *side < data.resolution).find(fits);
+    let fits = RESOLUTIONS.into_iter().filter(|side| side < resolution).find(fits);
     Some(Problem::warning(path, ProblemKind::ScaledUp { size: *size, bucket: *bucket, fits }))
 }
 
@@ -192,9 +225,9 @@ fn covers([width, height]: [u32; 2], bucket: Bucket) -> bool {
     width as usize >= bucket.width && height as usize >= bucket.height
 }
 
-/// How many of `n` images are held out.
-pub(crate) fn n_held_out(n: usize, validation: ValidationSplit) -> Result<usize> {
-    let n_held = match validation {
+/// How many of the `n` images of a set are held out.
+pub(crate) fn n_held_out(n: usize, data: &DataSets, set: usize) -> Result<usize> {
+    let n_held = match data[set].validation {
         ValidationSplit::None => 0,
         ValidationSplit::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
         ValidationSplit::Share(share) => ((n as f64 * share).round() as usize).max(1),
@@ -203,36 +236,46 @@ pub(crate) fn n_held_out(n: usize, validation: ValidationSplit) -> Result<usize>
         return Ok(n_held);
     }
     Err(TrainerError::Request {
-        problem: format!("data.validation holds out {n_held} images, there are {n}"),
+        problem: format!(
+            "{} holds out {n_held} images, there are {n}",
+            data.key(set, "validation")
+        ),
         hint: "leave at least one to train on",
     })
 }
 
-/// That there is an image, and no more of them than an epoch can hold.
+/// That there is an image in each set, and no more of them than an epoch can hold. Given are the set and the repeats of
+/// each.
 pub(super) fn check_any(
-    repeats: impl Iterator<Item = u32>,
-    data: &DataConfig,
+    images: impl Iterator<Item = (usize, u32)>,
+    data: &DataSets,
     problems: &[Problem],
 ) -> Result<()> {
-    let (n, n_shown) =
-        repeats.fold((0_u64, 0_u64), |(n, shown), repeats| (n + 1, shown + u64::from(repeats)));
+    let mut n_shown = 0_u64;
+    let mut is_empty = vec![true; data.n_sets()];
+    for (set, repeats) in images {
+        n_shown += u64::from(repeats);
+        is_empty[set] = false;
+    }
     if n_shown > MAX_EPOCH_SAMPLES {
         return Err(TrainerError::Request {
             problem: format!("an epoch shows {n_shown} images, most is {MAX_EPOCH_SAMPLES}"),
             hint: "lower data.repeats, or the numbers that folders begin with",
         });
     }
-    if n > 0 {
-        return Ok(());
-    }
-    let why = explained(problems).unwrap_or_else(|| "it holds none".into());
+    let Some(set) = is_empty.iter().position(|is_empty| *is_empty) else { return Ok(()) };
+    let folder = &data[set].images;
+    let is_of_set = |problem: &&Problem| problem.path.starts_with(folder);
+    let problems: Vec<Problem> = problems.iter().filter(is_of_set).cloned().collect();
+    let why = explained(&problems).unwrap_or_else(|| "it holds none".into());
     Err(TrainerError::Request {
-        problem: format!("no image to train with in {}: {why}", data.images.display()),
+        problem: format!("no image to train with in {}: {why}", folder.display()),
         hint: "give data.images a folder with png, jpeg, webp or gif images",
     })
 }
 
-fn buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<Buckets> {
+/// The buckets of each resolution of a set.
+fn buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<Vec<(usize, Buckets)>> {
     let unit = pipeline.pixels_per_token();
     if !data.bucket_step.is_multiple_of(unit) {
         return Err(TrainerError::Request {
@@ -243,7 +286,8 @@ fn buckets(pipeline: &Pipeline, data: &DataConfig) -> Result<Buckets> {
             hint: "choose a multiple of that number",
         });
     }
-    buckets_of(data.resolution, data.bucket_step)
+    let of = |side| Ok((side, buckets_of(side, data.bucket_step)?));
+    data.resolution.iter().map(of).collect()
 }
 
 fn buckets_of(resolution: usize, step: usize) -> Result<Buckets> {
@@ -277,14 +321,17 @@ mod tests {
             raw.set(argument).unwrap();
         }
         let config = raw.resolve().unwrap();
-        let (data, _) = config.data.images().unwrap();
-        let buckets = buckets_of(data.resolution, data.bucket_step).unwrap();
+        let data = config.data.images().unwrap().0.common();
+        let resolution = data.resolution.largest();
+        let buckets = buckets_of(resolution, data.bucket_step).unwrap();
         let said = |size: [u32; 2]| {
             let (path, caption) = ("a.png".into(), String::new());
             let item =
                 ImageItem { path, caption, size, repeats: 1, references: Vec::new(), clip: None };
             let (bucket, references) = (buckets.choose(size), Vec::new());
-            let image = BucketedImage { item, bucket, segment: None, references, repeats: 1 };
+            let (set, segment, repeats) = (0, None, 1);
+            let image =
+                BucketedImage { set, item, resolution, bucket, segment, references, repeats };
             scaled_up(&image, data).map(|problem| problem.to_string())
         };
         assert_eq!(said([1024, 1024]), None);

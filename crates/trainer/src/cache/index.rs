@@ -1,7 +1,7 @@
 //! What a run finds in the cache: its samples, their latents, and texts as the model sees them.
 //! Reads from any thread; nothing here computes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compute::Dtype;
@@ -29,7 +29,8 @@ pub struct CacheIndex {
     pub problems: Vec<Problem>,
     /// How many texts can be asked for.
     pub n_texts: usize,
-    pub(super) captions: CaptionSettings,
+    /// What is done to captions, by set.
+    pub(super) captions: Vec<CaptionSettings>,
     /// The references of each sample image.
     pub(super) sample_references: Vec<Vec<Arc<CachedReference>>>,
     pub(super) store: CacheStore,
@@ -113,20 +114,20 @@ impl CacheIndex {
         }
     }
 
-    /// What is done to captions.
-    pub fn captions(&self) -> &CaptionSettings {
-        &self.captions
+    /// What is done to a sample's caption.
+    pub fn captions_of(&self, sample: &CachedSample) -> &CaptionSettings {
+        &self.captions[sample.set]
     }
 
     /// The text of a sample where nothing is left to chance, to measure the loss with.
     pub fn plain_text(&self, sample: &CachedSample) -> String {
         let draws = CaptionDraws { dropout: u64::MAX, order: 0 };
-        caption::for_step(&sample.caption, &self.captions, draws)
+        caption::for_step(&sample.caption, self.captions_of(sample), draws)
     }
 
-    /// What tells this set of images from others: contents, captions, sizes, repeats, and what
-    /// makes prompts of captions, hashed.
-    pub fn fingerprint(&self, folder: &Path) -> Fingerprint {
+    /// What tells these images from others: contents, captions, sizes, repeats, and what makes prompts of captions,
+    /// hashed. `folders` are those of the sets.
+    pub fn fingerprint(&self, folders: &[PathBuf]) -> Fingerprint {
         let (mut hasher, mut parts) = (Hasher::new(), PartHashes::new());
         field(&mut hasher, self.encoders_hash.as_bytes());
         parts.insert("the text encoders".into(), short(&self.encoders_hash));
@@ -134,9 +135,13 @@ impl CacheIndex {
             field(&mut hasher, sample.cache_key.as_bytes());
             field(&mut hasher, sample.caption.as_bytes());
             field(&mut hasher, &sample.repeats.to_le_bytes());
-            let path = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
-            let from = sample.start().map(|start| format!(" from frame {start}"));
-            let name = format!("{path}{}", from.unwrap_or_default());
+            let name = part_name(sample, folders);
+            // The same in another size.
+            let is_known = parts.contains_key(&name);
+            let name = if is_known { format!("{name} at {}", sample.bucket) } else { name };
+            if folders.len() > 1 {
+                field(&mut hasher, &(sample.set as u64).to_le_bytes());
+            }
             for (number, reference) in (1..).zip(&sample.references) {
                 field(&mut hasher, reference.cache_key.as_bytes());
                 let part = format!("reference {number} of {name}");
@@ -198,6 +203,16 @@ pub(super) fn condition_entry(condition: &Condition, dtype: Dtype) -> CacheEntry
         StoredTensor::new(&named.name, file_dtype(dtype), &named.sizes, &named.values)
     };
     condition.0.iter().map(part).collect()
+}
+
+/// What a sample is called where it is told what has changed.
+fn part_name(sample: &CachedSample, folders: &[PathBuf]) -> String {
+    let path = sample.path.strip_prefix(&folders[sample.set]).unwrap_or(&sample.path).display();
+    let from = sample.start().map(|start| format!(" from frame {start}")).unwrap_or_default();
+    match folders {
+        [_] => format!("{path}{from}"),
+        _ => format!("{path}{from} of data[{}]", sample.set),
+    }
 }
 
 fn missing(what: &str) -> TrainerError {

@@ -49,7 +49,7 @@ pub use reference::{CachedPrompt, CachedReference};
 pub use select::CachedSample;
 
 use crate::config::RunConfig;
-use crate::config::data::DataConfig;
+use crate::config::data_sets::DataSets;
 use crate::cost::{Stage, StageMemory, UNLIMITED, nearest_fitting, too_large};
 use crate::data::caption::variants;
 use crate::data::decoding::SMALL_BYTES;
@@ -81,7 +81,7 @@ const TEXTS_VERSION: u64 = 1;
 /// What is to be encoded.
 pub struct CacheRequest<'a> {
     /// The images and what is done to them.
-    pub data: &'a DataConfig,
+    pub data: &'a DataSets,
     /// What crops and held-out images follow from.
     pub seed: u64,
     /// In which formats the text encoders are held, and prompts kept.
@@ -150,7 +150,7 @@ pub struct CachePlan {
 /// A folder of images compared with the cache.
 pub struct CacheBuilder<'a> {
     pipeline: &'a Pipeline,
-    data: &'a DataConfig,
+    data: &'a DataSets,
     precision: Precision,
     index: CacheIndex,
     images: Vec<PendingImage>,
@@ -167,8 +167,10 @@ impl<'a> CacheBuilder<'a> {
     ) -> Result<Self> {
         let CacheRequest { data, seed, precision, folder, samples: texts } = request;
         check_bare(pipeline)?;
-        if let Some(style) = data.draw {
-            draw_set(&data.images, style, data.draw_count, seed)?;
+        for set in data {
+            if let Some(style) = set.draw {
+                draw_set(&set.images, style, set.draw_count, seed)?;
+            }
         }
         on_progress(ProgressEvent::Phase { name: CHECKSUMS_PHASE, total: 0 });
         let tick = |bytes| on_progress(ProgressEvent::Loaded(bytes));
@@ -181,7 +183,7 @@ impl<'a> CacheBuilder<'a> {
         let encoders = hashes.hash_files(&pipeline.encoders.sources(), &tick);
         hashes.save();
         let selected = selected?;
-        let settings = captions(data);
+        let settings: Vec<_> = data.iter().map(captions).collect();
         let samples = selected.train.iter().chain(&selected.held_out);
         let too_long = truncation::truncated_captions(&pipeline.encoders, &settings, samples);
         let mut index = CacheIndex {
@@ -298,9 +300,10 @@ impl<'a> CacheBuilder<'a> {
             let shorter = fewer_frames(longest, unit).map(|frames| {
                 (format!("data.frames = {frames}"), shortened_counts(of_images, frames))
             });
-            let sides = RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
+            let largest = self.data.largest_resolution();
+            let sides = RESOLUTIONS.into_iter().filter(move |side| *side < largest);
             let scaled = sides.map(|side| {
-                (format!("data.resolution = {side}"), scaled_counts(of_images, self.data, side))
+                (self.data.resolution_change(side), scaled_counts(of_images, self.data, side))
             });
             shorter.chain(scaled).map(|(change, images)| (change, [images, of_references.clone()]))
         };
@@ -361,7 +364,10 @@ impl<'a> CacheBuilder<'a> {
                 keys.all(|(_, at)| index.store.has(&at))
             });
         }
-        check_any(index.train.iter().map(|sample| sample.repeats), data, &index.problems)?;
+        // Others of several sets may hold out all that one has.
+        let held_out = index.held_out.iter().filter(|_| !index.train.is_empty());
+        let images = index.train.iter().chain(held_out);
+        check_any(images.map(|sample| (sample.set, sample.repeats)), data, &index.problems)?;
         Ok(index)
     }
 }
@@ -460,7 +466,7 @@ fn all_prompts(index: &CacheIndex, texts: &SampleTexts) -> Vec<CachedPrompt> {
     for sample in index.train.iter().chain(&index.held_out) {
         let views = [false, true].into_iter().take(1 + usize::from(sample.mirrored_key.is_some()));
         for is_mirrored in views {
-            let captions = variants(&sample.caption, &index.captions).into_iter();
+            let captions = variants(&sample.caption, index.captions_of(sample)).into_iter();
             all.extend(captions.map(|text| sample.prompt(text, is_mirrored)));
         }
     }
@@ -488,7 +494,7 @@ fn references_of_data(index: &CacheIndex, n: usize) -> Vec<Vec<Arc<CachedReferen
 /// The references of sample images that a job names.
 fn sample_references(
     pipeline: &Pipeline,
-    data: &DataConfig,
+    data: &DataSets,
     lists: &[Vec<PathBuf>],
     hashes: &mut HashCache,
     tick: BytesDoneFn<'_>,
@@ -497,7 +503,7 @@ fn sample_references(
     let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: false };
     let mut hashed = |(path, size)| hasher.reference(path, size, tick).map(Arc::new);
     let list = |paths: &Vec<PathBuf>| -> Result<Vec<Arc<CachedReference>>> {
-        let sized = fit_references(pipeline, paths, data.reference_resolution)?;
+        let sized = fit_references(pipeline, paths, data.common().reference_resolution)?;
         sized.into_iter().map(&mut hashed).collect()
     };
     lists.iter().map(list).collect()

@@ -1,6 +1,7 @@
 //! The same images at another resolution: what a job could ask for that takes less.
 
 use crate::config::data::DataConfig;
+use crate::config::data_sets::DataSets;
 use crate::data::clip::whole;
 use crate::data::{Bucket, SampleSize, SizeCounts};
 
@@ -13,7 +14,7 @@ pub(crate) const FRAME_COUNTS: [usize; 7] = [97, 81, 61, 49, 33, 17, 5];
 /// The same sizes at another resolution.
 pub(crate) fn scaled_counts(
     counts: &SizeCounts<SampleSize>,
-    data: &DataConfig,
+    data: &DataSets,
     resolution: usize,
 ) -> SizeCounts<SampleSize> {
     mapped(counts, |size| size.with_bucket(scaled_bucket(size.bucket, data, resolution)))
@@ -44,11 +45,16 @@ fn mapped(
     changed
 }
 
-/// A bucket at another resolution.
-pub(crate) fn scaled_bucket(bucket: Bucket, data: &DataConfig, resolution: usize) -> Bucket {
-    let side = |side: usize| {
-        let pixels = side * resolution / data.resolution;
-        (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
-    };
+/// A bucket where no resolution is above another. Which one it is of is not known any more: the smallest that it can be
+/// of, so that a plan with it is never too small.
+pub(crate) fn scaled_bucket(bucket: Bucket, data: &DataSets, most: usize) -> Bucket {
+    let sides = data.iter().flat_map(|set: &DataConfig| set.resolution.iter());
+    let can_be = |side: &usize| bucket.width * bucket.height <= side * side;
+    let own = sides.filter(can_be).min().unwrap_or_else(|| data.largest_resolution());
+    if own <= most {
+        return bucket;
+    }
+    let step = data.common().bucket_step;
+    let side = |side: usize| (side * most / own / step * step).max(step);
     Bucket { width: side(bucket.width), height: side(bucket.height) }
 }

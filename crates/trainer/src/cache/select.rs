@@ -10,11 +10,12 @@ use weights::BytesDoneFn;
 use weights::checksum::{FileStamp, Hash, Hasher};
 
 use super::bucketed::{
-    BucketedFolder, BucketedImage, assign_buckets, check_any, n_held_out, n_items,
+    BucketedFolders, BucketedImage, assign_buckets, check_any, n_held_out, n_items,
 };
 use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
-use crate::config::data::{self, DataConfig, ValidationSplit};
+use crate::config::data::{self, DataConfig};
+use crate::config::data_sets::DataSets;
 use crate::data::caption::{CaptionSettings, Shuffle};
 use crate::data::{
     Bucket, ClipSegment, Crop, ImageItem, Problem, ProblemKind, SampleSize, TrainingClip,
@@ -40,6 +41,8 @@ const N_ORDERS: NonZeroU16 = NonZeroU16::new(8).expect("eight is not zero");
 /// An image with its caption, encoded.
 #[derive(Clone, Debug)]
 pub struct CachedSample {
+    /// Which of the job's sets it is of.
+    pub set: usize,
     /// The image.
     pub path: PathBuf,
     /// Its caption as written; `caption::for_step` makes a text of it.
@@ -48,6 +51,8 @@ pub struct CachedSample {
     pub bucket: Bucket,
     /// How often an epoch shows it.
     pub repeats: u32,
+    /// The weight of its loss.
+    pub loss_weight: f32,
     /// Its reference images, for an editing model.
     pub references: Vec<Arc<CachedReference>>,
     pub(super) crop: Crop,
@@ -99,27 +104,28 @@ impl CachedSample {
     }
 }
 
-/// What a folder gives.
+/// What the folders give.
 pub(super) struct SampleSelection {
     pub train: Vec<CachedSample>,
     pub held_out: Vec<CachedSample>,
     pub problems: Vec<Problem>,
 }
 
-/// Looks through the folder and gives every image its size and addresses.
+/// Looks through the folders and gives every image its sizes and addresses.
 pub(super) fn select(
     pipeline: &Pipeline,
-    data: &DataConfig,
+    sets: &DataSets,
     seed: u64,
     hashes: &mut HashCache,
     tick: BytesDoneFn<'_>,
 ) -> Result<SampleSelection> {
-    let BucketedFolder { images, mut problems } = assign_buckets(pipeline, data, tick)?;
+    let BucketedFolders { images, mut problems } = assign_buckets(pipeline, sets, tick)?;
     let vae = hashes.hash_files(&pipeline.vae.sources(), tick)?;
     let mut samples = Vec::with_capacity(images.len());
     let mut first = HashMap::<Hash, PathBuf>::new();
     let mut last = None;
     for image in images {
+        let data = &sets[image.set];
         let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: data.flip };
         let references = references(&image, &mut hasher, tick);
         let hashed = references.and_then(|references| {
@@ -147,8 +153,8 @@ pub(super) fn select(
             }
         }
     }
-    check_any(samples.iter().map(|sample| sample.repeats), data, &problems)?;
-    let (train, held_out) = hold_out(samples, data.validation)?;
+    check_any(samples.iter().map(|sample| (sample.set, sample.repeats)), sets, &problems)?;
+    let (train, held_out) = hold_out(samples, sets)?;
     Ok(SampleSelection { train, held_out, problems })
 }
 
@@ -208,19 +214,30 @@ pub(super) fn captions(data: &DataConfig) -> CaptionSettings {
     }
 }
 
-/// Those with the smallest draws, so that an image more or less hardly changes which.
+/// Those of each set with the smallest draws, so that an image more or less hardly changes which. An image that several
+/// sets have is trained on in none if one of them holds it out.
 fn hold_out(
     mut samples: Vec<CachedSample>,
-    validation: ValidationSplit,
+    data: &DataSets,
 ) -> Result<(Vec<CachedSample>, Vec<CachedSample>)> {
-    let n_held = n_held_out(n_items(samples.iter().map(|sample| &*sample.path)), validation)?;
-    let mut draws: Vec<(u32, PathBuf)> =
-        samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
-    draws.sort();
-    // All segments of a clip are held out, or none: they look alike.
-    draws.dedup();
-    let held: HashSet<PathBuf> = draws.into_iter().take(n_held).map(|(_, path)| path).collect();
-    let held_out = samples.extract_if(.., |sample| held.contains(&sample.path)).collect();
+    let mut held = HashSet::<PathBuf>::new();
+    for set in 0..data.n_sets() {
+        let of_set = || samples.iter().filter(|sample| sample.set == set);
+        let n_held = n_held_out(n_items(of_set().map(|sample| &*sample.path)), data, set)?;
+        let mut draws: Vec<(u32, PathBuf)> =
+            of_set().map(|sample| (sample.draw, sample.path.clone())).collect();
+        draws.sort();
+        // All segments of a clip are held out, or none: they look alike. So do the sizes of an image.
+        draws.dedup();
+        held.extend(draws.into_iter().take(n_held).map(|(_, path)| path));
+    }
+    let held_out: Vec<_> = samples.extract_if(.., |sample| held.contains(&sample.path)).collect();
+    if samples.is_empty() {
+        return Err(TrainerError::Request {
+            problem: format!("{} images are held out, and none is left to train on", held.len()),
+            hint: "sets of the same images hold each other's out; lower data.validation",
+        });
+    }
     Ok((samples, held_out))
 }
 
@@ -235,15 +252,18 @@ struct CacheKeyInputs<'a> {
 
 impl CacheKeyInputs<'_> {
     fn sample(&self, image: BucketedImage) -> CachedSample {
-        let (BucketedImage { item, bucket, segment, repeats, .. }, crop) = (image, self.crop());
+        let (BucketedImage { set, item, bucket, segment, repeats, .. }, crop) =
+            (image, self.crop());
         let key = |is_mirrored| self.cache_key(bucket, segment, crop, is_mirrored);
         let clip = item.clip.zip(segment);
         let clip = clip.map(|(clip, segment)| ClipPart { clip, size: item.size, segment });
         CachedSample {
+            set,
             path: item.path,
             caption: item.caption,
             bucket,
             repeats,
+            loss_weight: self.data.loss_weight as f32,
             references: Vec::new(),
             crop,
             clip,

@@ -1,6 +1,8 @@
 //! The cache on a tiny model with random weights: against what diffusers makes of the same image
 //! and texts, and against everything that happens to files.
 
+mod sets;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +40,7 @@ fn recorded(path: &str, name: &str) -> Vec<f32> {
 struct Place {
     folder: TempDir,
     pipeline: Pipeline,
-    data: DataConfig,
+    data: DataSets,
     precision: Precision,
     extra: Vec<String>,
 }
@@ -107,7 +109,7 @@ impl Place {
     }
 }
 
-fn data(folder: &Path, settings: &[&str]) -> DataConfig {
+fn data(folder: &Path, settings: &[&str]) -> DataSets {
     let mut raw = RawConfig::empty();
     let images = format!("data.images={}", folder.join("images").display());
     let fixed = ["base.path=x", &images, "data.resolution=64", "data.bucket_step=16"];

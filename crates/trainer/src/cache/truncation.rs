@@ -12,12 +12,12 @@ const SHOWN: usize = 60;
 /// What is to be said of the captions of samples, as they are without shuffling.
 pub(super) fn truncated_captions<'a>(
     encoders: &TextEncoders,
-    settings: &CaptionSettings,
+    settings: &[CaptionSettings],
     samples: impl Iterator<Item = &'a CachedSample>,
 ) -> Vec<Problem> {
     let as_written = CaptionDraws { dropout: u64::MAX, order: 0 };
     let problem = |sample: &CachedSample| {
-        let text = for_step(&sample.caption, settings, as_written);
+        let text = for_step(&sample.caption, &settings[sample.set], as_written);
         Some(Problem::warning(&sample.path, lost(encoders, &text)?))
     };
     samples.filter_map(problem).collect()

@@ -31,8 +31,8 @@ section! {
         draw: Option<DemoStyle> = Default(None), Any;
         /// Number of demo images
         draw_count: usize = Default(12), Within(1.0, 1_000_000.0);
-        /// Training resolution in pixels, the side of a square; other aspect ratios get the same area. Shown: for images, video models have their own
-        resolution: usize = Default(1024), Multiple(16.0, 8192.0);
+        /// Training resolution in pixels, the side of a square; other aspect ratios get the same area. Of a list, each image is seen at each. Shown: for images, video models have their own
+        resolution: Resolutions = Default(Resolutions::one(1024)), Multiple(16.0, 8192.0);
         /// Sides of aspect ratio buckets are multiples of this (kohya: `bucket_reso_steps`)
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
         /// Reference images of an editing model are scaled to the area of a square with this side (musubi: `control_resolution`)
@@ -47,6 +47,8 @@ section! {
         flip: bool = Default(false), Any;
         /// How often each image is seen in an epoch (kohya: `num_repeats`)
         repeats: u64 = Default(1), AtLeast(1.0);
+        /// Weight of the loss of these images (ai-toolkit: `loss_multiplier`)
+        loss_weight: f64 = Default(1.0), Within(0.0, 1000.0);
         /// Which part of an image is kept if it does not fit its bucket
         crop: CropMode = Default(CropMode::Centre), Any;
         /// Trigger word put before every caption
@@ -61,6 +63,73 @@ section! {
         validation: ValidationSplit = Default(ValidationSplit::None), Any;
         /// Folder of cached latents and text embeddings, may be shared by jobs. Not set: `cache` in `output.folder`
         cache: Option<PathBuf> = Default(None), Any;
+    }
+}
+
+/// In which resolutions an image is seen: at least one, the smallest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolutions(Vec<usize>);
+
+impl Resolutions {
+    /// One of them.
+    pub fn one(side: usize) -> Self {
+        Self(vec![side])
+    }
+
+    /// All of them, the smallest first.
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().copied()
+    }
+
+    /// How many there are.
+    pub fn n_sides(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The largest.
+    pub fn largest(&self) -> usize {
+        self.0.last().copied().unwrap_or(0)
+    }
+
+    /// The same with none above this.
+    #[must_use]
+    pub fn at_most(&self, side: usize) -> Self {
+        let mut sides: Vec<usize> = self.iter().map(|own| own.min(side)).collect();
+        sides.dedup();
+        Self(sides)
+    }
+}
+
+impl ConfigValue for Resolutions {
+    fn accepted() -> String {
+        "a whole number, or a list of different ones".into()
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        let refused = |_| typed.refuse(Self::accepted());
+        let Some(parts) = typed.parts() else {
+            return usize::read(typed).map(Self::one).map_err(refused);
+        };
+        let sides: Result<Vec<usize>, _> = parts.map(|part| usize::read(&part)).collect();
+        let mut sides = sides.map_err(refused)?;
+        let n_typed = sides.len();
+        sides.sort_unstable();
+        sides.dedup();
+        if sides.is_empty() || sides.len() < n_typed {
+            return Err(typed.refuse(Self::accepted()));
+        }
+        Ok(Self(sides))
+    }
+
+    fn write(&self) -> Option<String> {
+        match self.0[..] {
+            [side] => side.write(),
+            _ => Some(format!("{:?}", self.0)),
+        }
+    }
+
+    fn measures(&self) -> Vec<f64> {
+        self.iter().map(|side| side as f64).collect()
     }
 }
 

@@ -96,6 +96,19 @@ pub enum ConfigError {
         /// Both flags.
         origins: Box<[ValueOrigin; 2]>,
     },
+    /// A key of the whole job that two sets of images have with two values.
+    #[error(
+        "`{key}` holds for all of [[data]], it is {} and {}: {}, {}",
+        values[0], values[1], origins[0], origins[1]
+    )]
+    SetsDiffer {
+        /// The key.
+        key: String,
+        /// Both values, as TOML.
+        values: [String; 2],
+        /// Where they stand.
+        origins: Box<[ValueOrigin; 2]>,
+    },
     /// A value that another key excludes.
     #[error("`{key} = {typed}` is not possible with `{other} = {value}`: {origin}")]
     Excluded {
@@ -146,6 +159,7 @@ impl ConfigError {
             Self::Value { .. } => "correct the value, or remove the key to have the default",
             Self::Missing { .. } => "write it into the job file, or give it by --set key=value",
             Self::Conflict { .. } | Self::Twice { .. } => "remove one of the two",
+            Self::SetsDiffer { .. } => "write it once, in any of the sets",
             Self::NoEffect { .. } => "remove the key, or choose the value that it belongs to",
         };
         fixed.into()

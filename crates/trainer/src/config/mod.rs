@@ -20,6 +20,7 @@ mod change;
 pub mod cluster;
 pub mod compress;
 pub mod data;
+pub mod data_sets;
 pub mod error;
 pub mod generate;
 pub mod machine;
@@ -59,6 +60,7 @@ use batch::PlanChoice;
 use cluster::{ClusterConfig, RankPart, RawCluster};
 use compress::RawCompress;
 use data::RawData;
+use data_sets::RawDataSets;
 use generate::RawGenerate;
 use machine::{MachineConfig, RawMachine};
 use optimizer::{LrSchedule, OptimizerConfig, RawOptimizer};
@@ -76,7 +78,7 @@ use value::{quoted, word};
 #[derive(Clone, Debug, Default)]
 pub struct RawConfig {
     base: RawBase,
-    data: RawData,
+    data: RawDataSets,
     text: RawText,
     compress: RawCompress,
     preference: RawPreference,
@@ -211,6 +213,7 @@ impl RawConfig {
     ) -> Result<(), ConfigError> {
         // In quotes it is a text like any other.
         let is_unset = value == UNSET;
+        let key = dotted(key);
         let source = |value: &str| ConfigSource {
             text: format!("{key} = {value}"),
             folder: absolute(Path::new("")),
@@ -279,9 +282,7 @@ impl RawConfig {
                 rows.leave_out("optimizer.lr_scheduler", without)?;
             }
         }
-        if rows.value("data.draw") == "\"none\"" {
-            rows.leave_out("data.draw_count", "data.draw = \"none\"")?;
-        }
+        material.leave_out_idle(rows)?;
         refuse_idle(rows)?;
         if adapter.kind != AdapterKind::Full {
             rows.remove("train.fused_backward_pass");
@@ -319,7 +320,7 @@ impl RawConfig {
         let known = known();
         match name {
             "base" => read_table(&mut self.base, name, typed, &known),
-            "data" => read_table(&mut self.data, name, typed, &known),
+            "data" => self.data.read(name, typed, &known),
             "text" => read_table(&mut self.text, name, typed, &known),
             "compress" => read_table(&mut self.compress, name, typed, &known),
             "preference" => read_table(&mut self.preference, name, typed, &known),
@@ -437,7 +438,10 @@ impl RunConfig {
         for ResolvedKey { section: of, name, value, origin } in &self.rows.0 {
             if of != section {
                 let gap = if section.is_empty() { "" } else { "\n" };
-                let _ = writeln!(text, "{gap}[{of}]");
+                let _ = match of.split_once('[') {
+                    Some((list, _)) => writeln!(text, "{gap}[[{list}]]"),
+                    None => writeln!(text, "{gap}[{of}]"),
+                };
                 section = of;
             }
             // A line break in a path would end the comment.
@@ -526,6 +530,15 @@ fn unknown_section(name: &str, typed: &RawValue<'_>, origin: ValueOrigin) -> Con
             ConfigError::UnknownKey { key: name.into(), advice, origin }
         }
         _ => unknown("", name, &known, origin),
+    }
+}
+
+/// `data.1.flip` of `data[1].flip`, as errors name the keys of a set: TOML has no such keys.
+fn dotted(key: &str) -> String {
+    let number = || key.strip_prefix("data[")?.split_once(']');
+    match number() {
+        Some((number, rest)) => format!("data.{number}{rest}"),
+        None => key.to_owned(),
     }
 }
 

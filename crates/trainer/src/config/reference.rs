@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::SECTIONS;
+use super::data_sets::COMMON_KEYS;
 use super::section::{Key, KeyDefault};
 
 const OPENING: &str = "\
@@ -38,12 +39,31 @@ older version resumes all the same.
 This page is generated from the declarations in `crates/trainer/src/config/` by `just snapshots`.
 ";
 
+/// What is to be known of `[data]` before its keys.
+fn about_data() -> String {
+    let (last, others) = COMMON_KEYS.split_last().expect("there are some");
+    let others: Vec<_> = others.iter().map(|key| format!("`{key}`")).collect();
+    format!(
+        "
+Several sets of images stand one after the other, each as `[[data]]` with its own keys. An epoch shows all of them,
+batches are mixed of images of one size, and an image that one set holds out is trained on in none. Five keys hold for
+all sets and are typed once, in any of them: {} and `{last}`.
+`--set data.repeats=2` sets a key of all sets, `--set data[1].repeats=2` that of the second. Errors name a key of a set
+in the same way.
+",
+        others.join(", ")
+    )
+}
+
 /// All keys with type, default, bound and meaning, as Markdown.
 pub fn reference() -> String {
     let mut page = OPENING.to_owned();
     for (section, keys) in SECTIONS {
-        let _ = write!(page, "\n## [{section}]\n\n| key | type | default | bound | meaning |\n");
-        page.push_str("|---|---|---|---|---|\n");
+        let _ = writeln!(page, "\n## [{section}]");
+        if section == "data" {
+            page += &about_data();
+        }
+        page.push_str("\n| key | type | default | bound | meaning |\n|---|---|---|---|---|\n");
         rows(&mut page, section, &keys());
     }
     page

@@ -279,18 +279,22 @@ impl ResolvedKeys {
         Ok(value)
     }
 
-    /// Where a value was decided.
+    /// Where a value was decided; of several sets, the first that was typed.
     pub fn origin(&self, key: &str) -> Option<&ValueOrigin> {
-        self.0.iter().find(|row| row.is(key)).map(|row| &row.origin)
+        let mut origins = self.0.iter().filter(|row| row.is(key)).map(|row| &row.origin);
+        let first = origins.next()?;
+        if !first.is_default() {
+            return Some(first);
+        }
+        Some(origins.find(|origin| !origin.is_default()).unwrap_or(first))
     }
 
-    /// A value as TOML; empty if it is absent.
+    /// A value as TOML; empty if it is absent, or not the same in all sets.
     pub fn value(&self, key: &str) -> &str {
-        self.0
-            .iter()
-            .find(|row| row.is(key))
-            .and_then(|row| row.value.as_deref())
-            .unwrap_or_default()
+        let rows = self.0.iter().filter(|row| row.is(key));
+        let mut values = rows.map(|row| row.value.as_deref().unwrap_or_default());
+        let first = values.next().unwrap_or_default();
+        if values.all(|value| value == first) { first } else { "" }
     }
 
     /// Leaves out a value that means nothing beside others.
@@ -348,7 +352,11 @@ impl ResolvedKeys {
 }
 
 impl ResolvedKey {
+    /// `data[1].flip` is that of one set, `data.flip` that of any.
     fn is(&self, key: &str) -> bool {
-        key.split_once('.') == Some((&self.section, self.name))
+        let of_set = self.section.split_once('[').map_or(&*self.section, |(section, _)| section);
+        key.split_once('.').is_some_and(|(section, name)| {
+            name == self.name && (section == self.section || section == of_set)
+        })
     }
 }

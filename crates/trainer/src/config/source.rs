@@ -158,6 +158,11 @@ impl<'a> RawValue<'a> {
         matches!(self.source.kind, ConfigSourceKind::Argument { is_unset: true, .. })
     }
 
+    /// Whether it was typed on the command line.
+    pub fn is_argument(&self) -> bool {
+        matches!(self.source.kind, ConfigSourceKind::Argument { .. })
+    }
+
     /// The value if it is a word, which may be one of before in what hearth wrote.
     pub fn word(&self) -> Option<&'a str> {
         let word = self.value.as_str()?;

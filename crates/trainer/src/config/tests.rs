@@ -1,5 +1,7 @@
 //! Jobs read, refused, resolved and written again.
 
+mod sets;
+
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
@@ -107,6 +109,7 @@ const EVERY_KEY: &[&str] = &[
     "data.segments=3",
     "data.follow_links=true",
     "data.repeats=3",
+    "data.loss_weight=0.5",
     "data.crop=random",
     "data.trigger=xyz",
     "data.caption_dropout=0",
@@ -362,7 +365,7 @@ fn paths_are_relative_to_what_they_are_typed_in() {
     assert_eq!(*run.base.path, *folder.path().join("model"));
     assert_eq!(run.output.folder, folder.path().join("output"));
     assert_eq!(
-        run.data.images().unwrap().0.images,
+        run.data.images().unwrap().0.common().images,
         std::env::current_dir().unwrap().join("others")
     );
 }
@@ -370,7 +373,7 @@ fn paths_are_relative_to_what_they_are_typed_in() {
 #[test]
 fn references_are_in_one_folder_or_up_to_four() {
     let folders = |argument: &str| {
-        set(&[argument]).map(|run| run.data.images().unwrap().0.references.0.clone())
+        set(&[argument]).map(|run| run.data.images().unwrap().0.common().references.0.clone())
     };
     let here = std::env::current_dir().unwrap();
     assert_eq!(folders("data.references=before").unwrap(), [here.join("before")]);
@@ -454,7 +457,8 @@ fn a_flag_is_a_value_with_its_origin() {
     let run = raw.clone().resolve().unwrap();
     assert_eq!(run.optimizer.learning_rate, 3e-4);
     assert!(
-        run.base.path.ends_with("unset") && run.data.images().unwrap().0.images.ends_with("a = b")
+        run.base.path.ends_with("unset")
+            && run.data.images().unwrap().0.common().images.ends_with("a = b")
     );
     let resolved = run.resolved();
     assert!(resolved.contains("learning_rate = 0.0003 # --lr 3e-4\n"), "{resolved}");
@@ -532,13 +536,13 @@ fn a_key_can_be_unset() {
     let unset = run(&text, &all).unwrap();
     assert_eq!(unset.train.length, plain.train.length);
     assert_eq!(unset.origin("train.steps"), Some(&ValueOrigin::Default));
-    let (data, _) = unset.data.images().unwrap();
+    let data = unset.data.images().unwrap().0.common();
     assert_eq!((data.validation, &data.trigger), (ValidationSplit::None, &None));
     // The last counts, and what is quoted is text.
     let steps = run(&text, &["train.steps=unset", "train.steps=7"]).unwrap();
     assert_eq!(steps.train.length, TrainLength::Steps(7));
     let word = run(&text, &["data.trigger=\"unset\""]).unwrap();
-    assert_eq!(word.data.images().unwrap().0.trigger.as_deref(), Some("unset"));
+    assert_eq!(word.data.images().unwrap().0.common().trigger.as_deref(), Some("unset"));
     let said = |argument: &str| run(&text, &[argument]).unwrap_err().to_string();
     assert_eq!(said("data.images=unset"), "`data.images` is not set");
     assert!(said("data.imags=unset").contains("did you mean `data.images`?"));

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::compress::{CompressConfig, RawCompress};
-use super::data::{DataConfig, RawData, ValidationSplit};
+use super::data::Resolutions;
+use super::data_sets::{DataSets, RawDataSets};
 use super::error::ConfigError;
 use super::generate::{GenerationConfig, RawGenerate};
 use super::preference::{PreferenceConfig, RawPreference};
@@ -26,7 +27,7 @@ pub enum TrainingData {
     /// Images with captions, by a model that draws.
     Images {
         /// The images.
-        data: DataConfig,
+        data: DataSets,
         /// Images drawn while training.
         sample: SampleConfig,
     },
@@ -45,7 +46,7 @@ pub enum TrainingData {
 
 /// Sections of a job about images, as typed.
 pub(super) struct RawImageSections {
-    pub data: RawData,
+    pub data: RawDataSets,
     pub sample: RawSample,
 }
 
@@ -153,6 +154,17 @@ impl TrainingData {
         Ok(())
     }
 
+    /// Leaves out what means nothing beside other keys.
+    pub(super) fn leave_out_idle(
+        &self,
+        rows: &mut ResolvedKeys,
+    ) -> std::result::Result<(), ConfigError> {
+        match self {
+            Self::Images { data, .. } => data.leave_out_idle(rows),
+            Self::Texts { .. } => Ok(()),
+        }
+    }
+
     /// The family of the base, where it tells.
     pub(super) fn family(&self, base: &Path) -> Option<&'static DiffusionFamily> {
         match self {
@@ -181,10 +193,14 @@ impl TrainingData {
         }
         match family.video {
             Some(VideoDefaults { frames, fps }) => {
-                rows.of_family(family, "data.frames", &mut data.frames, Some(frames));
-                rows.of_family(family, "data.fps", &mut data.fps, Some(fps));
-                // Five seconds in the size of images would be millions of tokens.
-                rows.of_family(family, "data.resolution", &mut data.resolution, side);
+                for (name, set) in data.each_mut() {
+                    let key = |key| format!("{name}.{key}");
+                    rows.of_family(family, &key("frames"), &mut set.frames, Some(frames));
+                    rows.of_family(family, &key("fps"), &mut set.fps, Some(fps));
+                    // Five seconds in the size of images would be millions of tokens.
+                    let side = Resolutions::one(side);
+                    rows.of_family(family, &key("resolution"), &mut set.resolution, side);
+                }
             }
             None => {
                 for key in VIDEO_KEYS {
@@ -225,9 +241,7 @@ impl TrainingData {
     /// Whether nothing is held out; then the key that says so.
     pub(super) fn no_validation_key(&self) -> Option<&'static str> {
         match self {
-            Self::Images { data, .. } => {
-                (data.validation == ValidationSplit::None).then_some("data.validation = 0")
-            }
+            Self::Images { data, .. } => (!data.has_validation()).then_some("data.validation = 0"),
             Self::Texts { text, .. } => {
                 (text.validation == HeldOut::None).then_some("text.validation = 0")
             }
@@ -237,7 +251,7 @@ impl TrainingData {
     /// Where what was prepared is kept, if that was typed.
     pub(super) fn cache(&self) -> Option<&PathBuf> {
         match self {
-            Self::Images { data, .. } => data.cache.as_ref(),
+            Self::Images { data, .. } => data.common().cache.as_ref(),
             Self::Texts { text, .. } => text.cache.as_ref(),
         }
     }
@@ -251,7 +265,7 @@ impl TrainingData {
     }
 
     /// The images; an error where texts are learnt from.
-    pub fn images(&self) -> Result<(&DataConfig, &SampleConfig)> {
+    pub fn images(&self) -> Result<(&DataSets, &SampleConfig)> {
         match self {
             Self::Images { data, sample } => Ok((data, sample)),
             Self::Texts { text, .. } => Err(TrainerError::Request {
@@ -266,7 +280,10 @@ impl TrainingData {
         match self {
             Self::Texts { text, generate, .. } => Ok((text, generate)),
             Self::Images { data, .. } => Err(TrainerError::Request {
-                problem: format!("the job is about images, not texts: {}", data.images.display()),
+                problem: format!(
+                    "the job is about images, not texts: {}",
+                    data.common().images.display()
+                ),
                 hint: "give it text.path instead of data.images",
             }),
         }
@@ -292,7 +309,7 @@ impl TrainingData {
     pub fn sample_noun(&self) -> &'static str {
         match self {
             // Clips and images, of a family of videos.
-            Self::Images { data, .. } if data.frames.is_some() => "sample",
+            Self::Images { data, .. } if data.common().frames.is_some() => "sample",
             Self::Images { .. } => "image",
             Self::Texts { preference: Some(preference), .. } => preference.sample_noun(),
             Self::Texts { preference: None, .. } => SEQUENCE,

@@ -51,7 +51,7 @@ pub fn sample_options(config: &RunConfig) -> Vec<String> {
             let defaults = family.sampling;
             // Without prompts nobody chose a size for samples: the resolution of training fits.
             let [width, height] = match sample.prompts[..] {
-                [] => [data.resolution; 2],
+                [] => [data.largest_resolution(); 2],
                 _ => [sample.size.width, sample.size.height],
             };
             let side = defaults.resolution;

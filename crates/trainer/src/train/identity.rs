@@ -6,6 +6,7 @@
 //!                                             so that what changed can be named
 //! ```
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -75,8 +76,9 @@ const FREE_KEYS: [&str; 17] = [
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 5] = [
+const NEW_KEYS: [(&str, &str); 6] = [
     ("base.compute", "\"dtype\""),
+    ("data.loss_weight", "1.0"),
     ("train.fused_backward_pass", "false"),
     ("train.weight_dtype", "\"f32\""),
     ("cluster.sync_every", "\"off\""),
@@ -100,10 +102,12 @@ impl Identity {
     /// Of a job.
     pub fn new<D: DataLoader>(config: &RunConfig, task: &D::Task, loader: &D) -> Result<Self> {
         let is_free = |key: &str| {
-            FREE_KEYS.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
+            FREE_KEYS.contains(&&*of_any_set(key))
+                || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
         let settings = config.values().filter(|(key, _)| !is_free(key));
-        let settings = settings.filter(|(key, value)| !NEW_KEYS.contains(&(key, value)));
+        let is_new = |key: &str, value: &str| NEW_KEYS.contains(&(&of_any_set(key), value));
+        let settings = settings.filter(|(key, value)| !is_new(key, value));
         let settings: BTreeMap<_, _> = settings.collect();
         let is_typed =
             |key: &&str| matches!(config.origin(key), Some(ValueOrigin::CommandLine { .. }));
@@ -174,6 +178,14 @@ impl Identity {
     fn has_typed(&self, key: &str) -> bool {
         let with_schedule = RATE_KEYS.iter().position(|of| *of == key).is_some_and(|at| at > 2);
         self.typed.contains(key) || (with_schedule && self.typed.contains("optimizer.lr_scheduler"))
+    }
+}
+
+/// `data.flip` of `data[1].flip`.
+fn of_any_set(key: &str) -> Cow<'_, str> {
+    match key.split_once('[').zip(key.split_once(']')) {
+        Some(((section, _), (_, name))) => format!("{section}{name}").into(),
+        None => key.into(),
     }
 }
 

@@ -13,6 +13,7 @@ use weights::plain_file::open_plain;
 use super::folder::{CONFIG, CONFIG_HEADER};
 use super::identity;
 use crate::config::RunConfig;
+use crate::config::data::DataConfig;
 use crate::config::training_data::TrainingData;
 use crate::error::{Result, TrainerError};
 use crate::event::journal;
@@ -74,17 +75,21 @@ fn check_disjoint(config: &RunConfig) -> Result<()> {
 }
 
 /// Files and folders that samples are read from, with their keys.
-fn trained_on(config: &RunConfig) -> Vec<(&'static str, &Path)> {
+fn trained_on(config: &RunConfig) -> Vec<(String, &Path)> {
     match &config.data {
         TrainingData::Images { data, .. } => {
-            let references =
-                data.references.0.iter().map(|path| ("data.references", path.as_path()));
-            std::iter::once(("data.images", data.images.as_path())).chain(references).collect()
+            let mut all = Vec::new();
+            for (at, DataConfig { images, references, .. }) in data.iter().enumerate() {
+                all.push((data.key(at, "images"), images.as_path()));
+                let key = || data.key(at, "references");
+                all.extend(references.0.iter().map(|path| (key(), path.as_path())));
+            }
+            all
         }
         TrainingData::Texts { text, .. } => {
-            let mut all = vec![("text.path", text.path.as_path())];
+            let mut all = vec![("text.path".to_owned(), text.path.as_path())];
             if let HeldOut::Path(path) = &text.validation {
-                all.push(("text.validation", path));
+                all.push(("text.validation".to_owned(), path));
             }
             all
         }

@@ -90,7 +90,7 @@ impl ModelCard {
             sample_options: sample_options(config),
             usage: ImageUsage::of(config),
             license: config.output.license.clone(),
-            trigger: config.data.images().ok().and_then(|(data, _)| data.trigger.clone()),
+            trigger: triggers(config),
             samples: history.samples.clone(),
             texts: history.texts.clone(),
             exports: history.exports.clone(),
@@ -134,6 +134,12 @@ impl ModelCard {
     }
 }
 
+/// The trigger words of all sets of images.
+fn triggers(config: &RunConfig) -> Option<String> {
+    let (data, _) = config.data.images().ok()?;
+    Some(data.triggers().join(", ")).filter(|triggers| !triggers.is_empty())
+}
+
 /// Keys that determine the adapter, besides the samples.
 const SETTINGS: [&str; 20] = [
     "base.dtype",
@@ -160,11 +166,20 @@ const SETTINGS: [&str; 20] = [
 
 fn settings(config: &RunConfig) -> Vec<(String, String)> {
     let job: Table = config.resolved().parse().expect("a resolved job is TOML");
-    let value = |key: &str| -> Option<&Value> {
+    let value = |key: &str| -> Option<String> {
         let (section, name) = key.split_once('.')?;
-        job.get(section)?.get(name)
+        match job.get(section)? {
+            // Several sets of images, which may have different values.
+            Value::Array(sets) => {
+                let mut values: Vec<String> =
+                    sets.iter().filter_map(|set| Some(set.get(name)?.to_string())).collect();
+                values.dedup();
+                Some(values.join(", "))
+            }
+            section => Some(section.get(name)?.to_string()),
+        }
     };
-    SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?.to_string()))).collect()
+    SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?))).collect()
 }
 
 /// The whole model card.

@@ -34,6 +34,8 @@ pub struct EncodedSample {
     pub references: Vec<Arc<CachedLatents>>,
     /// Its text as the model sees it.
     pub prompt: Arc<Condition>,
+    /// The weight of its loss.
+    pub loss_weight: f32,
     /// A number that no other sample of the run has, for random numbers.
     pub draw: u64,
 }
@@ -73,14 +75,15 @@ impl BatchReader {
         let draws = CaptionDraws { dropout: word(0), order: word(2) };
         let sample = &self.index.train[index];
         let is_mirrored = sample.mirrored_key.is_some() && sequence.word(4) & 1 == 1;
-        let text = for_step(&sample.caption, self.index.captions(), draws);
+        let text = for_step(&sample.caption, self.index.captions_of(sample), draws);
         let prompt = self.cache.prompt(&self.index, &sample.prompt(text, is_mirrored))?;
         let references = sample.references.iter();
         let references = references
             .map(|reference| self.cache.reference(&self.index, reference, is_mirrored))
             .collect::<Result<_>>()?;
         let latents = self.cache.latents(&self.index, index, is_mirrored)?;
-        Ok(EncodedSample { latents, references, prompt, draw })
+        let loss_weight = sample.loss_weight;
+        Ok(EncodedSample { latents, references, prompt, loss_weight, draw })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::cache::bucketed::{BucketedImage, assign_buckets, clip_settings, n_hel
 use crate::cache::scaled::{scaled_counts, shortened_counts};
 use crate::cache::{CacheBuilder, CacheIndex, CachedSample, waiting_bytes};
 use crate::config::data::{DataConfig, ValidationSplit};
+use crate::config::data_sets::DataSets;
 use crate::data::decoding::decoding_bytes;
 use crate::data::{Bucket, DecodingNeed, ReferenceSize, SampleSize, SizeCounts};
 use crate::error::Result;
@@ -38,67 +39,106 @@ impl DatasetSummary<SampleSize> {
         }
     }
 
-    /// Of a job that has not started, with this batch size: of its folder if that exists.
+    /// Of a job that has not started, with this batch size: of its folders if they exist.
     pub fn estimate(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
-        if task.data.images.exists() { Self::from_folder(task) } else { Self::nominal(task, batch) }
+        let has_all = task.data.iter().all(|set| set.images.exists());
+        if has_all { Self::from_folders(task) } else { Self::nominal(task, batch) }
     }
 
-    /// Of a folder, from its images' headers alone. Nothing is taken as encoded yet. Which images are held out
+    /// Of folders, from their images' headers alone. Nothing is taken as encoded yet. Which images are held out
     /// follows from their contents, so each counts as trained on, and each size as validated on.
-    pub fn from_folder(task: &DiffusionTask<'_>) -> Result<Self> {
+    pub fn from_folders(task: &DiffusionTask<'_>) -> Result<Self> {
         let data = task.data;
         let images = assign_buckets(task.pipeline, data, &|_| true)?.images;
-        let n_items = n_items(images.iter().map(|image| &*image.item.path));
-        let n_held = n_held_out(n_items, data.validation)?.saturating_mul(data.segments);
-        let (mut train, mut found) = (SampleCounts::new(), SampleCounts::new());
-        for image in &images {
-            *train.entry(image.size()).or_default() += image.repeats as usize;
-            *found.entry(image.size()).or_default() += 1;
+        let mut summary = Self::nothing(task);
+        for set in 0..data.n_sets() {
+            let of_set = || images.iter().filter(|image| image.set == set);
+            let n_items = n_items(of_set().map(|image| &*image.item.path));
+            let n_held = n_held_out(n_items, data, set)?.saturating_mul(data[set].segments);
+            let (mut train, mut found) = (SampleCounts::new(), SampleCounts::new());
+            for image in of_set() {
+                *train.entry(image.size()).or_default() += image.repeats as usize;
+                *found.entry(image.size()).or_default() += 1;
+            }
+            let held_out = found.iter().map(|(size, n)| (*size, n_held.min(*n)));
+            let held_out = held_out.filter(|(_, n)| *n > 0).collect();
+            summary.add(&data[set], train, held_out, &found);
         }
-        let held_out = found.iter().map(|(size, n)| (*size, n_held.min(*n)));
-        Ok(Self {
-            train,
-            held_out: held_out.filter(|(_, n)| *n > 0).collect(),
-            to_encode: to_encode(&found, views(data), own),
-            references_to_encode: to_encode(&found, views(data), references),
-            decoding: decoding_need(&images),
-            n_texts: n_texts(&found, data) + n_other_texts(task),
-            is_nominal: false,
-        })
+        Ok(Self { decoding: decoding_need(&images), ..summary })
     }
 
-    /// Of a folder that does not exist yet: square images, as many as `data.draw` will draw, else enough to
+    /// Of folders that do not exist yet: square images, as many as `data.draw` will draw, else enough to
     /// fill batches. For a video model, square clips.
     pub fn nominal(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
-        let data = task.data;
-        let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
-        let square = Bucket { width: side, height: side };
-        // One reference of the same shape, for a model that needs one or a set that has a folder of them.
-        let has_references = !data.references.0.is_empty();
-        let editing = task.pipeline.family().editing;
-        let editing = editing.filter(|editing| editing.needs_reference || has_references);
-        let reference =
-            editing.map(|it| reference_size(it, square.sides(), data.reference_resolution));
-        let clips = clip_settings(task.pipeline, data)?;
-        let frames = clips.map_or(1, |settings| settings.frames);
-        let size = SampleSize::new(square, reference).with_frames(frames);
-        let n = match data.draw {
-            Some(_) => data.draw_count,
-            None => NOMINAL_BATCHES * batch,
-        };
-        let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
-        let has_validation = data.validation != ValidationSplit::None;
-        let found = SampleCounts::from([(size, n)]);
-        Ok(Self {
-            train: SampleCounts::from([(size, n.saturating_mul(repeats))]),
-            held_out: has_validation.then_some((size, 1)).into_iter().collect(),
-            to_encode: to_encode(&found, views(data), own),
-            references_to_encode: to_encode(&found, views(data), references),
-            decoding: DecodingNeed::default(),
-            n_texts: n_texts(&found, data) + n_other_texts(task),
-            is_nominal: true,
-        })
+        let mut summary = Self { is_nominal: true, ..Self::nothing(task) };
+        for data in task.data {
+            let n = match data.draw {
+                Some(_) => data.draw_count,
+                None => NOMINAL_BATCHES * batch,
+            };
+            let mut found = SampleCounts::new();
+            for resolution in data.resolution.iter() {
+                *found.entry(nominal_size(task, data, resolution)?).or_default() += n;
+            }
+            let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
+            let train = found.iter().map(|(size, n)| (*size, n.saturating_mul(repeats)));
+            let has_validation = data.validation != ValidationSplit::None;
+            let held_out = found.keys().filter(|_| has_validation).map(|size| (*size, 1));
+            summary.add(data, train.collect(), held_out.collect(), &found);
+        }
+        Ok(summary)
     }
+
+    /// Of no images.
+    fn nothing(task: &DiffusionTask<'_>) -> Self {
+        Self {
+            train: SampleCounts::new(),
+            held_out: SampleCounts::new(),
+            to_encode: SampleCounts::new(),
+            references_to_encode: SampleCounts::new(),
+            decoding: DecodingNeed::default(),
+            n_texts: n_other_texts(task),
+            is_nominal: false,
+        }
+    }
+
+    /// Adds the images of a set: how many are shown, held out, and found.
+    fn add(
+        &mut self,
+        data: &DataConfig,
+        train: SampleCounts,
+        held_out: SampleCounts,
+        found: &SampleCounts,
+    ) {
+        add_counts(&mut self.train, train);
+        add_counts(&mut self.held_out, held_out);
+        add_counts(&mut self.to_encode, to_encode(found, views(data), own));
+        add_counts(&mut self.references_to_encode, to_encode(found, views(data), references));
+        self.n_texts += n_texts(found, data);
+    }
+}
+
+fn add_counts(to: &mut SampleCounts, counts: SampleCounts) {
+    for (size, n) in counts {
+        *to.entry(size).or_default() += n;
+    }
+}
+
+/// A square image, or clip, with one reference of the same shape for a model that needs one or a set that has a folder of
+/// them.
+fn nominal_size(
+    task: &DiffusionTask<'_>,
+    data: &DataConfig,
+    resolution: usize,
+) -> Result<SampleSize> {
+    let side = (resolution / data.bucket_step).max(1) * data.bucket_step;
+    let square = Bucket { width: side, height: side };
+    let has_references = !data.references.0.is_empty();
+    let editing = task.pipeline.family().editing;
+    let editing = editing.filter(|editing| editing.needs_reference || has_references);
+    let reference = editing.map(|it| reference_size(it, square.sides(), data.reference_resolution));
+    let frames = clip_settings(task.pipeline, data)?.map_or(1, |settings| settings.frames);
+    Ok(SampleSize::new(square, reference).with_frames(frames))
 }
 
 /// What decoding all images of a folder takes.
@@ -123,7 +163,7 @@ fn decoding_need(images: &[BucketedImage]) -> DecodingNeed {
 /// The same images at another resolution.
 pub(super) fn scaled(
     dataset: &DatasetSummary<SampleSize>,
-    data: &DataConfig,
+    data: &DataSets,
     resolution: usize,
 ) -> DatasetSummary<SampleSize> {
     let counts = |counts: &SampleCounts| scaled_counts(counts, data, resolution);
@@ -337,6 +377,27 @@ mod tests {
             );
             assert!(exact.train.len() > 3, "{settings:?}: only {:?}", exact.train);
         }
+    }
+
+    #[test]
+    fn headers_of_several_sets_give_the_sizes_that_a_run_finds() {
+        let folder = folder();
+        let images = folder.path().join("images");
+        let shapes = images.join("3_shape");
+        let sets = format!(
+            "data=[{{images = {images:?}, resolution = 96}}, {{images = {shapes:?}, resolution = [64, 96], \
+             flip = true, repeats = 2, validation = 1}}]"
+        );
+        let settings = [sets.as_str(), "data.bucket_step=16"];
+        let [exact, estimated] = both(folder.path(), &settings);
+        let one = both(folder.path(), &["data.resolution=96"])[0].clone();
+        let n = |counts: &SampleCounts| counts.values().sum::<usize>();
+        // Five images at two sizes, thrice by the folder's name and twice by the set; one is held out of both sets.
+        assert_eq!(n(&estimated.train), n(&one.train) + 5 * 2 * 6);
+        assert_eq!(n(&exact.train), n(&one.train) - 3 + 4 * 2 * 6);
+        assert_eq!(n(&exact.held_out), 3);
+        assert!(exact.train.keys().all(|size| estimated.train.contains_key(size)));
+        assert_eq!(n(&estimated.to_encode), n(&one.to_encode) + 5 * 2 * 2);
     }
 
     #[test]

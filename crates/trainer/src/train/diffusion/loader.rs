@@ -27,8 +27,8 @@ pub(crate) struct ImageLoader<'a> {
     index: Arc<CacheIndex>,
     order: BatchSampler,
     noise: NoiseSampler,
-    /// The images' folder.
-    folder: PathBuf,
+    /// The images' folders, by set.
+    folders: Vec<PathBuf>,
     /// Samples drawn during training.
     samples: Option<SampleImageWriter<'a>>,
 }
@@ -48,9 +48,9 @@ impl<'a> ImageLoader<'a> {
         let writer = || SampleImageWriter::new(task, Vec::new(), precision, tiling);
         let samples = makes_samples.then(writer).transpose()?;
         let noise = task.noise_sampler();
-        let (order, folder) =
-            (index.batch_sampler(config.train.batch_size, seed), task.data.images.clone());
-        Ok(Self { index, order, noise, folder, samples })
+        let order = index.batch_sampler(config.train.batch_size, seed);
+        let folders = task.data.iter().map(|set| set.images.clone()).collect();
+        Ok(Self { index, order, noise, folders, samples })
     }
 }
 
@@ -59,7 +59,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
     type Sample = EncodedSample;
 
     fn fingerprint(&self) -> Fingerprint {
-        self.index.fingerprint(&self.folder)
+        self.index.fingerprint(&self.folders)
     }
 
     fn n_train(&self) -> usize {
@@ -112,6 +112,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
                 latents: Arc::new(self.index.latents(sample, false)?),
                 references: references.collect::<Result<_>>()?,
                 prompt: Arc::new(self.index.condition(&prompt)?),
+                loss_weight: 1.0,
                 draw: index as u64,
             };
             let noisy = |it: &HeldOutPass| self.noise.fixed(&sample, FIXED_TIMESTEPS[it.pass]);

@@ -31,7 +31,7 @@ use crate::cache::{
     CacheBuilder, CacheIndex, CacheRequest, CachedLatents, largest_images, plan_images,
 };
 use crate::config::adapter::AdapterKind;
-use crate::config::data::DataConfig;
+use crate::config::data_sets::DataSets;
 use crate::config::sample::SampleConfig;
 use crate::config::train::TrainConfig;
 use crate::config::{ImageSize, RunConfig};
@@ -69,7 +69,7 @@ pub struct DiffusionTask<'a> {
     /// The model with all that belongs to it.
     pub pipeline: &'a Pipeline,
     /// The images.
-    pub data: &'a DataConfig,
+    pub data: &'a DataSets,
     /// Images drawn while training.
     pub sample: &'a SampleConfig,
     /// Their size.
@@ -224,7 +224,7 @@ impl Task for DiffusionTask<'_> {
             (2 * latents(size.bucket, size.frames) + references + prompt) * Dtype::F32.bytes()
         };
         let sizes = || dataset.train.iter().map(|(size, n)| (sample(*size), n));
-        let repeats = (self.data.repeats as usize).max(1);
+        let repeats = self.data.iter().map(|set| set.repeats as usize).min().unwrap_or(1).max(1);
         let all: usize = sizes().map(|(bytes, shown)| bytes * shown.div_ceil(repeats)).sum();
         let largest = sizes().map(|(bytes, _)| bytes).max().unwrap_or(0);
         let batch = config.train.batch_size * largest;
@@ -269,9 +269,9 @@ impl Task for DiffusionTask<'_> {
     fn smaller(&self, dataset: &DatasetSummary<SampleSize>) -> Vec<SmallerTask<Self>> {
         let samples = smaller_sides(self.sample_size.width.max(self.sample_size.height));
         let samples: Vec<usize> = samples.filter(|_| self.makes_samples()).collect();
-        let images: Vec<usize> = smaller_sides(self.data.resolution).collect();
+        let images: Vec<usize> = smaller_sides(self.data.largest_resolution()).collect();
         let is_editing = self.pipeline.family().editing.is_some();
-        let references = smaller_sides(self.data.reference_resolution);
+        let references = smaller_sides(self.data.common().reference_resolution);
         let references: Vec<usize> = references.filter(|_| is_editing).collect();
         let longest = dataset.train.keys().map(|size| size.frames).max().unwrap_or(1);
         let unit = self.pipeline.vae.temporal_scale_factor();
@@ -317,6 +317,7 @@ impl DiffusionTask<'_> {
             latents: latents(size.bucket, size.frames),
             references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
             prompt: Arc::new(prompt),
+            loss_weight: 1.0,
             draw: 0,
         };
         ImageMicroBatch { samples: (0..n).map(|_| noise.draw(&sample)).collect() }
@@ -327,7 +328,7 @@ impl DiffusionTask<'_> {
         &self,
         dataset: &DatasetSummary<SampleSize>,
     ) -> Result<Vec<ReferenceSize>> {
-        let resolution = self.data.reference_resolution;
+        let resolution = self.data.common().reference_resolution;
         let named = self.sample.references.0.iter().map(|paths| {
             let sized = fit_references(self.pipeline, paths, resolution)?;
             Ok(sized.into_iter().map(|(_, size)| size).collect())
@@ -374,14 +375,14 @@ impl DiffusionTask<'_> {
         SmallerSizes { frames, image, reference, sample }: SmallerSizes,
         dataset: &DatasetSummary<SampleSize>,
     ) -> SmallerTask<Self> {
-        let keys = [
-            ("data.frames", frames),
-            ("data.resolution", image),
-            ("data.reference_resolution", reference),
-            ("sample.size", sample),
+        let change = |key: &str, side: Option<usize>| Some(format!("{key} = {}", side?));
+        let changes = [
+            change("data.frames", frames),
+            image.map(|side| self.data.resolution_change(side)),
+            change("data.reference_resolution", reference),
+            change("sample.size", sample),
         ];
-        let change = |(key, side): (&str, Option<usize>)| Some(format!("{key} = {}", side?));
-        let changes: Vec<String> = keys.into_iter().filter_map(change).collect();
+        let changes: Vec<String> = changes.into_iter().flatten().collect();
         let sample_size =
             sample.map_or(self.sample_size, |side| ImageSize { width: side, height: side });
         let mut dataset = match image {

@@ -50,7 +50,7 @@ pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
-        let EncodedSample { latents, references, prompt, draw } = sample;
+        let EncodedSample { latents, references, prompt, loss_weight, draw } = sample;
         let random = self.random(Purpose::Timesteps, *draw);
         let (uniform, normal) = (random.uniform(0), random.normal(2));
         let timestep =
@@ -60,7 +60,7 @@ impl NoiseSampler {
             references: references.clone(),
             prompt: Arc::clone(prompt),
             timestep,
-            weight: self.scheme.weight(timestep.sigma),
+            weight: self.scheme.weight(timestep.sigma) * loss_weight,
             latent_noise: Some(self.random(Purpose::Latents, *draw)),
             noise: self.random(Purpose::Noise, *draw),
         }
@@ -69,7 +69,7 @@ impl NoiseSampler {
     /// For validation: a fixed timestep, fixed noise for each image, and the mean of its latents. Every timestep
     /// has the same weight, so that jobs can be compared.
     pub fn fixed(&self, sample: &EncodedSample, u: f64) -> NoisySample {
-        let EncodedSample { latents, references, prompt, draw } = sample;
+        let EncodedSample { latents, references, prompt, draw, .. } = sample;
         NoisySample {
             latents: Arc::clone(latents),
             references: references.clone(),

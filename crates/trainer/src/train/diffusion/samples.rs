@@ -42,7 +42,7 @@ impl DiffusionTask<'_> {
         let video = self.pipeline.family().video;
         let (frames, fps) = video.map_or((1, 1), |video| (video.frames, video.fps));
         let Self { data, sample, .. } = self;
-        (sample.frames.or(data.frames).unwrap_or(frames), data.fps.unwrap_or(fps))
+        (sample.frames.or(data.common().frames).unwrap_or(frames), data.common().fps.unwrap_or(fps))
     }
 }
 
@@ -67,7 +67,7 @@ impl<'a> SampleImageWriter<'a> {
             seed: sample.seed,
             latents: None,
             references: Vec::new(),
-            reference_resolution: data.reference_resolution,
+            reference_resolution: data.common().reference_resolution,
             precision,
         };
         let file_bytes = pipeline.vae.file_bytes();

@@ -1,0 +1,78 @@
+//! Runs on several sets of images.
+
+use super::*;
+
+/// The first with one image held out, the second at two sizes.
+const SETS: &str = "
+[[data]]
+images = 'images'
+draw = 'neon'
+draw_count = 4
+resolution = 64
+bucket_step = 16
+validation = 1
+[[data]]
+images = 'others'
+draw = 'flat'
+draw_count = 3
+resolution = [64, 80]
+loss_weight = 0.5
+flip = true
+trigger = 'flat style'
+";
+
+/// The usual job with these sets instead of its one.
+fn job(sets: &str) -> Job {
+    let job = Job::new();
+    let text = fs::read_to_string(&job.file).unwrap();
+    let (before, after) = (text.find("[data]").unwrap(), text.find("[adapter]").unwrap());
+    fs::write(&job.file, format!("{}{sets}{}", &text[..before], &text[after..])).unwrap();
+    job
+}
+
+#[test]
+fn a_run_on_sets_resumes_bit_by_bit_and_only_on_the_same() {
+    let job = job(SETS);
+    // A governor that makes micro-batches smaller on a busy machine changes the order of sums.
+    let alone = "train.micro_batch=1";
+    let whole = trained(&job.finish("whole", &[alone], &[]));
+    let run = job.finish("run", &[alone, "train.steps=2"], &[]);
+    let says = |set: &[&str], said: &str| {
+        let arguments = ["--resume", "--out", text(&run)];
+        let words = job.fail(&[&["train.steps=6", alone], set].concat(), &arguments);
+        assert!(words.contains(said), "{said:?} is missing from {words}");
+    };
+    says(&["data[1].repeats=3"], "data[1].repeats was 1, is 3");
+    says(
+        &["data.loss_weight=2"],
+        "data[0].loss_weight was not set, is 2.0; data[1].loss_weight was 0.5, is 2.0",
+    );
+    let others = job.path("others/0000.txt");
+    let caption = fs::read_to_string(&others).unwrap();
+    fs::write(&others, "another caption").unwrap();
+    says(
+        &[],
+        "2 changed (caption of 0000.png of data[1], caption of 0000.png of data[1] at 80x80)",
+    );
+    fs::write(&others, caption).unwrap();
+    assert!(whole == trained(&job.finish("run", &[alone, "train.steps=6"], &["--resume"])));
+}
+
+#[test]
+fn a_weight_of_the_loss_is_a_factor_of_it() {
+    let job = job(SETS);
+    let first = |out: &str, weight: &str| {
+        let set = ["train.steps=1", weight];
+        losses(&events(&job.finish(out, &set, &[])))[0]
+    };
+    assert_eq!(first("double", "data.loss_weight=2"), 2.0 * first("plain", "data.loss_weight=1"));
+}
+
+#[test]
+fn a_list_of_one_set_is_that_set() {
+    let job = Job::new();
+    let plain = trained(&job.finish("plain", &["train.steps=2"], &[]));
+    let list = fs::read_to_string(&job.file).unwrap().replace("[data]", "[[data]]");
+    fs::write(&job.file, list).unwrap();
+    assert!(plain == trained(&job.finish("list", &["train.steps=2"], &[])));
+}
