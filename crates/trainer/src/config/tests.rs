@@ -137,6 +137,8 @@ const EVERY_KEY: &[&str] = &[
     "train.logit_mean=0.5",
     "train.logit_std=2",
     "train.timestep_shift=resolution",
+    "train.timestep_min=100",
+    "train.timestep_max=900",
     "train.guidance_scale=off",
     "train.max_grad_norm=off",
     "train.ema=0.999",
@@ -404,6 +406,10 @@ fn what_depends_on_other_keys_is_decided() {
     assert_eq!(scheme(&["train.weighting_scheme=mode"]), WeightingScheme::Mode { scale: 1.29 });
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].form, AdapterForm::Dora);
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
+    let empty = set(&["train.timestep_min=500", "train.timestep_max=400"]).unwrap_err().to_string();
+    let expected =
+        "`train.timestep_min = 500.0` is not possible with `train.timestep_max = 400.0`: ";
+    assert!(empty.starts_with(expected), "{empty}");
     let lokr = set(&["adapter.kind=lokr", "adapter.factor=8"]).unwrap();
     let shape = LokrShape { factor: Some(8), ..LokrShape::default() };
     assert_eq!(lokr.adapter.targets[0].form, AdapterForm::Lokr(shape));

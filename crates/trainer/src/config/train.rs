@@ -10,7 +10,7 @@ use super::value::{ConfigValue, Switch, quoted, words};
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::recompute::Recompute;
-use crate::objective::flow::{TimestepShift, WeightingScheme};
+use crate::objective::flow::{TimestepRange, TimestepShift, WeightingScheme};
 
 /// How long is trained, in what micro-batches, and by which rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,8 @@ pub struct TrainConfig {
     pub weighting_scheme: WeightingScheme,
     /// How far they are shifted towards noise.
     pub timestep_shift: TimestepShift,
+    /// Which of them are trained.
+    pub timestep_range: TimestepRange,
     /// The guidance scale that the model gets as an input, if it gets one.
     pub guidance_scale: Option<f32>,
     /// The largest norm of a step's gradient.
@@ -104,6 +106,10 @@ section! {
         mode_scale: f64 = Default(1.29), Within(-1.0, MODE_SCALE_MAX);
         /// Shift of timesteps towards noise: `scheduler`: as the model's scheduler config says; `resolution`: by the size of the image (kohya: `flux_shift`); or a factor, 1 is none (kohya: `discrete_flow_shift`)
         timestep_shift: TimestepShift = Default(TimestepShift::Scheduler), Within(0.01, 100.0);
+        /// Least timestep that is trained, of 1000; those of another timestep are drawn again. Low ones are details (kohya: `min_timestep`)
+        timestep_min: f64 = Default(0.0), Within(0.0, 1000.0);
+        /// Largest timestep that is trained, of 1000. High ones are composition (kohya: `max_timestep`)
+        timestep_max: f64 = Default(1000.0), Within(0.0, 1000.0);
         /// Guidance scale that models with a guidance embedding (FLUX.1 dev) get in training; `off`: leaves the embedding out
         guidance_scale: Switch<f64> = Default(Switch::On(1.0)), Within(0.0, 100.0);
         /// Max gradient norm (clipping): of all gradients; with `fused_backward_pass`, of each tensor's gradient
@@ -233,12 +239,15 @@ impl TrainConfig {
             logit_std: deviation,
             mode_scale: scale,
             timestep_shift,
+            timestep_min: min,
+            timestep_max: max,
             guidance_scale,
             max_grad_norm,
             ema,
             validate_every,
             stop_after_plateau,
         } = keys;
+        refuse_empty_range(min, max, rows)?;
         let length = length(steps, epochs, rows)?;
         refuse_idle_keys(weighting_scheme, rows)?;
         let weighting_scheme = match weighting_scheme {
@@ -259,6 +268,7 @@ impl TrainConfig {
             fused_backward_pass,
             weighting_scheme,
             timestep_shift,
+            timestep_range: TimestepRange { sigmas: [min, max].map(|t| (t / 1000.0) as f32) },
             guidance_scale: match guidance_scale {
                 Switch::Off => None,
                 Switch::On(scale) => Some(scale as f32),
@@ -291,6 +301,25 @@ impl TrainKeys {
         };
         rows.of_family(family, "train.weighting_scheme", &mut self.weighting_scheme, kind);
     }
+}
+
+/// A range of timesteps has some.
+fn refuse_empty_range(min: f64, max: f64, rows: &ResolvedKeys) -> Result<(), ConfigError> {
+    if min < max {
+        return Ok(());
+    }
+    // Whichever was typed; 0 is below every other default.
+    let origin = |key| rows.origin(key).cloned().unwrap_or(ValueOrigin::Default);
+    let typed = [origin("train.timestep_min"), origin("train.timestep_max")];
+    let typed = typed.into_iter().find(|origin| !origin.is_default());
+    Err(ConfigError::Excluded {
+        key: "train.timestep_min",
+        typed: min.write().unwrap_or_default(),
+        other: "train.timestep_max",
+        value: max.write().unwrap_or_default(),
+        needed: 1000.0.write().unwrap_or_default(),
+        origin: typed.unwrap_or(ValueOrigin::Default),
+    })
 }
 
 /// One of the two. The command line may choose the other than the file did.

@@ -72,7 +72,7 @@ pub fn is_text(noun: &str) -> bool {
 }
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 13] = [
+const IMAGE_ONLY_KEYS: [&str; 15] = [
     "base.rest",
     "base.vae",
     "base.text_encoders",
@@ -81,6 +81,8 @@ const IMAGE_ONLY_KEYS: [&str; 13] = [
     "base.quantise_encoders",
     "train.weighting_scheme",
     "train.timestep_shift",
+    "train.timestep_min",
+    "train.timestep_max",
     "train.guidance_scale",
     "train.logit_mean",
     "train.logit_std",

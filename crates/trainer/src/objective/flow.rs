@@ -69,6 +69,23 @@ pub enum TimestepShift {
     Fixed(f64),
 }
 
+/// Which timesteps are trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimestepRange {
+    /// The least and the largest share of noise.
+    pub sigmas: [f32; 2],
+}
+
+impl TimestepRange {
+    /// All of them.
+    pub const ALL: Self = Self { sigmas: [0.0, 1.0] };
+
+    /// Whether it is trained.
+    pub fn has(self, timestep: Timestep) -> bool {
+        (self.sigmas[0]..=self.sigmas[1]).contains(&timestep.sigma)
+    }
+}
+
 /// A timestep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestep {

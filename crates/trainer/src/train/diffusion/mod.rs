@@ -347,6 +347,7 @@ impl DiffusionTask<'_> {
     fn noise_sampler(&self) -> NoiseSampler {
         NoiseSampler {
             timesteps: self.pipeline.schedule.train_timesteps(self.train.timestep_shift),
+            range: self.train.timestep_range,
             scheme: self.train.weighting_scheme,
             patch_size: self.pipeline.transformer.config.latent_spec().patch_size,
             seed: self.train.seed,

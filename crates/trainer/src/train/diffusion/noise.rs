@@ -12,13 +12,15 @@ use crate::error::Result;
 use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::scheduler::TrainTimesteps;
 use crate::model::diffusion::vae::{LatentShape, LatentStatistics};
-use crate::objective::flow::{Timestep, WeightingScheme};
+use crate::objective::flow::{Timestep, TimestepRange, WeightingScheme};
 use crate::task::seed::{Purpose, seed};
 
 /// Draws timesteps and noise.
 pub struct NoiseSampler {
     /// All timesteps.
     pub timesteps: TrainTimesteps,
+    /// Which of them are trained.
+    pub range: TimestepRange,
     /// How often each is drawn, and its loss weight.
     pub scheme: WeightingScheme,
     /// Pixels of a latent along a token's side.
@@ -44,6 +46,15 @@ pub struct NoisySample {
     noise: RandomSequence,
 }
 
+/// Numbers of a sequence that a timestep takes.
+const DRAWS_PER_ATTEMPT: usize = 4;
+
+/// Timesteps that are drawn for one in the range. Chosen: enough for one in a hundred, with hardly a sample that finds none.
+const MOST_ATTEMPTS: usize = 1000;
+
+/// Fractions that are looked through where none was found. Chosen: several for each timestep of a scheduler.
+const FINE_FRACTIONS: usize = 4000;
+
 /// Timesteps of held-out images, as shares of the range. Chosen: the middles of four equal parts.
 pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 
@@ -51,10 +62,7 @@ impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
         let EncodedSample { latents, references, prompt, loss_weight, draw } = sample;
-        let random = self.random(Purpose::Timesteps, *draw);
-        let (uniform, normal) = (random.uniform(0), random.normal(2));
-        let timestep =
-            self.timestep(self.scheme.sample_u(uniform.into(), normal.into()), latents.shape);
+        let timestep = self.draw_timestep(self.random(Purpose::Timesteps, *draw), latents.shape);
         NoisySample {
             latents: Arc::clone(latents),
             references: references.clone(),
@@ -79,6 +87,28 @@ impl NoiseSampler {
             latent_noise: None,
             noise: self.random(Purpose::HeldOut, *draw),
         }
+    }
+
+    /// The first of those drawn that is in the range. Where hardly any is, all in the range are as likely.
+    fn draw_timestep(&self, random: RandomSequence, latents: LatentShape) -> Timestep {
+        let drawn = |attempt: usize| {
+            let random = random.skip(attempt * DRAWS_PER_ATTEMPT);
+            let (uniform, normal) = (random.uniform(0), random.normal(2));
+            self.timestep(self.scheme.sample_u(uniform.into(), normal.into()), latents)
+        };
+        let found = (0..MOST_ATTEMPTS).map(drawn).find(|timestep| self.range.has(*timestep));
+        found.unwrap_or_else(|| {
+            let fractions = (0..FINE_FRACTIONS).map(|at| (at as f64 + 0.5) / FINE_FRACTIONS as f64);
+            let all: Vec<Timestep> = fractions.map(|u| self.timestep(u, latents)).collect();
+            let inside: Vec<Timestep> =
+                all.iter().copied().filter(|timestep| self.range.has(*timestep)).collect();
+            // A range between two timesteps: the nearest.
+            let [least, most] = self.range.sigmas;
+            let apart = |it: &Timestep| (it.sigma - least).abs().min((it.sigma - most).abs());
+            let nearest = || all.iter().copied().min_by(|a, b| apart(a).total_cmp(&apart(b)));
+            let at = (random.uniform(0) * inside.len() as f32) as usize;
+            inside.get(at).copied().or_else(nearest).expect("there are timesteps")
+        })
     }
 
     fn timestep(&self, u: f64, latents: LatentShape) -> Timestep {
@@ -165,3 +195,50 @@ fn draw_latents(
 
 /// Values of a latent, scaled.
 type ScaledFn<'a> = &'a dyn Fn(&[f32], LatentShape) -> Vec<f32>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
+    use crate::objective::flow::TimestepShift;
+
+    fn sampler(sigmas: [f32; 2], scheme: WeightingScheme) -> NoiseSampler {
+        let schedule = FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained);
+        let timesteps = schedule.train_timesteps(TimestepShift::Scheduler);
+        NoiseSampler { timesteps, range: TimestepRange { sigmas }, scheme, patch_size: 2, seed: 5 }
+    }
+
+    fn drawn(sampler: &NoiseSampler) -> Vec<f32> {
+        let shape = LatentShape::image(4, 8, 8);
+        let random = |number| sampler.random(Purpose::Timesteps, number);
+        (0..400).map(|number| sampler.draw_timestep(random(number), shape).sigma).collect()
+    }
+
+    /// Those in the range stay as they were, the others are drawn again.
+    #[test]
+    fn timesteps_are_drawn_within_their_range() {
+        let scheme = WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 };
+        let all = drawn(&sampler(TimestepRange::ALL.sigmas, scheme));
+        let some = drawn(&sampler([0.6, 0.9], scheme));
+        let is_inside = |sigma: &f32| (0.6..=0.9).contains(sigma);
+        assert!(some.iter().all(is_inside) && !all.iter().all(is_inside));
+        let kept = all.iter().zip(&some).filter(|(all, _)| is_inside(all));
+        assert!(kept.clone().count() > 100 && kept.into_iter().all(|(all, some)| all == some));
+        // The shape is that of the rest: as many above the middle of the draws that were inside.
+        let inside: Vec<f32> = all.iter().copied().filter(is_inside).collect();
+        let share =
+            |of: &[f32]| of.iter().filter(|it| **it > 0.75).count() as f32 / of.len() as f32;
+        assert!((share(&inside) - share(&some)).abs() < 0.1, "{} {}", share(&inside), share(&some));
+    }
+
+    #[test]
+    fn a_range_that_is_hardly_ever_drawn_has_timesteps_too() {
+        let rare = WeightingScheme::LogitNormal { mean: 9.0, deviation: 0.1 };
+        let found = drawn(&sampler([0.95, 1.0], rare));
+        assert!(found.iter().all(|sigma| *sigma >= 0.95));
+        assert!(found.iter().any(|sigma| *sigma > 0.99) && found.iter().any(|sigma| *sigma < 0.96));
+        // Between two timesteps.
+        let found = drawn(&sampler([0.00301, 0.00302], rare));
+        assert!(found.iter().all(|sigma| (sigma - 0.003).abs() < 1e-4), "{:?}", &found[..3]);
+    }
+}
