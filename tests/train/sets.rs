@@ -76,3 +76,22 @@ fn a_list_of_one_set_is_that_set() {
     fs::write(&job.file, list).unwrap();
     assert!(plain == trained(&job.finish("list", &["train.steps=2"], &[])));
 }
+
+/// The base and an adapter that does nothing yet say the same; what is learnt of other images changes that, and is held
+/// back by it. Memory is as planned.
+#[test]
+fn what_the_base_says_is_kept() {
+    let job = job(SETS);
+    let prior = "data[1].target=base";
+    let of = |out: &str, set: &[&str]| {
+        let run =
+            job.finish(out, &[&["train.steps=6", "train.batch_size=3", prior], set].concat(), &[]);
+        losses(&events(&run))
+    };
+    // Nothing is learnt of the first set: there is nothing to hold back, and the loss is 0 to the bit.
+    assert_eq!(of("nothing", &["data[0].loss_weight=0", "train.steps=1"]), [0.0]);
+    let [free, held] =
+        ["0", "100"].map(|weight| of(weight, &[&format!("data[1].loss_weight={weight}")]));
+    assert_eq!(free[0], held[0], "what it learns does not depend on what it keeps");
+    assert!(held[1..].iter().zip(&free[1..]).any(|(held, free)| held > free), "{held:?} {free:?}");
+}

@@ -68,6 +68,7 @@ pub(crate) fn assign_buckets(
     for set in 0..data.n_sets() {
         assign_set(pipeline, data, set, &mut found, tick)?;
     }
+    balance(&mut found, data);
     let BucketedFolders { images, problems } = &found;
     check_any(images.iter().map(|image| (image.set, image.repeats)), data, problems)?;
     check_sizes(pipeline, images)?;
@@ -75,6 +76,31 @@ pub(crate) fn assign_buckets(
         images.iter().filter_map(|image| scaled_up(image, &data[image.set])).collect();
     found.problems.extend(scaled_up);
     Ok(found)
+}
+
+/// Repeats regularisation images so often that an epoch shows as many of them as of the others. Where there are more of
+/// them, those that are left out are spread evenly.
+fn balance(BucketedFolders { images, problems }: &mut BucketedFolders, data: &DataSets) {
+    let is_regular = |image: &BucketedImage| data[image.set].regularisation;
+    let learnt = images.iter().filter(|image| !is_regular(image));
+    let n_shown: u64 = learnt.map(|image| u64::from(image.repeats)).sum();
+    let n_regular = images.iter().filter(|image| is_regular(image)).count() as u64;
+    let shown_before = |at: u64| at.saturating_mul(n_shown) / n_regular.max(1);
+    for (at, image) in (0..).zip(images.iter_mut().filter(|image| is_regular(image))) {
+        let repeats = shown_before(at + 1) - shown_before(at);
+        image.repeats = u32::try_from(repeats).unwrap_or(u32::MAX);
+    }
+    for (set, config) in data.iter().enumerate() {
+        let of = images.iter().filter(|image| image.set == set).count();
+        let n = images.iter().filter(|image| image.set == set && image.repeats == 0).count();
+        if n > 0 {
+            problems.push(Problem::warning(
+                &config.images,
+                ProblemKind::RegularisationSurplus { n, of },
+            ));
+        }
+    }
+    images.retain(|image| image.repeats > 0);
 }
 
 /// Adds the images of a set, each in every resolution.

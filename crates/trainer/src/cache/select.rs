@@ -14,7 +14,7 @@ use super::bucketed::{
 };
 use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
-use crate::config::data::{self, DataConfig};
+use crate::config::data::{self, DataConfig, LearningTarget};
 use crate::config::data_sets::DataSets;
 use crate::data::caption::{CaptionSettings, Shuffle};
 use crate::data::{
@@ -53,6 +53,8 @@ pub struct CachedSample {
     pub repeats: u32,
     /// The weight of its loss.
     pub loss_weight: f32,
+    /// What is learnt of it.
+    pub target: LearningTarget,
     /// Its reference images, for an editing model.
     pub references: Vec<Arc<CachedReference>>,
     pub(super) crop: Crop,
@@ -264,6 +266,7 @@ impl CacheKeyInputs<'_> {
             bucket,
             repeats,
             loss_weight: self.data.loss_weight as f32,
+            target: self.data.target,
             references: Vec::new(),
             crop,
             clip,

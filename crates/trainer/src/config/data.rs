@@ -49,6 +49,10 @@ section! {
         repeats: u64 = Default(1), AtLeast(1.0);
         /// Weight of the loss of these images (ai-toolkit: `loss_multiplier`)
         loss_weight: f64 = Default(1.0), Within(0.0, 1000.0);
+        /// Regularisation images: repeated, or left out, so that an epoch shows as many of them as of the other sets (kohya: `is_reg`, with `loss_weight` as `prior_loss_weight`)
+        regularisation: bool = Default(false), Any;
+        /// What is learnt of the images: `images`, themselves, or `base`, what the base predicts of them without the adapter (OneTrainer: prior prediction)
+        target: LearningTarget = Default(LearningTarget::Images), Any;
         /// Which part of an image is kept if it does not fit its bucket
         crop: CropMode = Default(CropMode::Centre), Any;
         /// Trigger word put before every caption
@@ -167,6 +171,20 @@ impl ConfigValue for ReferenceFolders {
         self.0.measures()
     }
 }
+
+/// What a model is to predict of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LearningTarget {
+    /// The images.
+    Images,
+    /// What the base predicts, so that it is not forgotten.
+    Base,
+}
+
+words!(LearningTarget {
+    "images" => Self::Images,
+    "base" => Self::Base,
+});
 
 /// Which part of an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

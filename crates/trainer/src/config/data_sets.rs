@@ -7,7 +7,7 @@ use std::slice;
 
 use toml::de::DeTable;
 
-use super::data::{DataConfig, RawData, ValidationSplit};
+use super::data::{DataConfig, LearningTarget, RawData, ValidationSplit};
 use super::error::ConfigError;
 use super::section::{ResolvedKeys, Section, WithOrigin, in_order, read_table};
 use super::source::{RawValue, ValueOrigin};
@@ -176,6 +176,11 @@ impl DataSets {
         self.iter().any(|set| set.validation != ValidationSplit::None)
     }
 
+    /// Whether what the base predicts is learnt of any set.
+    pub fn has_base_target(&self) -> bool {
+        self.iter().any(|set| set.target == LearningTarget::Base)
+    }
+
     /// The largest resolution of any set.
     pub fn largest_resolution(&self) -> usize {
         self.iter().map(|set| set.resolution.largest()).max().unwrap_or(0)
@@ -204,9 +209,20 @@ impl DataSets {
 
     /// Leaves out what means nothing beside other keys of the set.
     pub(super) fn leave_out_idle(&self, rows: &mut ResolvedKeys) -> Result<(), ConfigError> {
+        if self.iter().all(|set| set.regularisation) {
+            rows.leave_out("data.regularisation", "no other set of images")?;
+        }
+        if self.iter().all(|set| set.target == LearningTarget::Base) {
+            rows.leave_out("data.target", "no set of images to learn")?;
+        }
         for (at, set) in self.iter().enumerate() {
             if set.draw.is_none() {
                 rows.leave_out(&self.key(at, "draw_count"), "data.draw = \"none\"")?;
+            }
+            if set.regularisation {
+                for name in ["repeats", "validation"] {
+                    rows.leave_out(&self.key(at, name), "data.regularisation = true")?;
+                }
             }
         }
         Ok(())

@@ -283,6 +283,7 @@ impl RawConfig {
             }
         }
         material.leave_out_idle(rows)?;
+        material.refuse_base_target(adapter.kind, rows)?;
         refuse_idle(rows)?;
         if adapter.kind != AdapterKind::Full {
             rows.remove("train.fused_backward_pass");

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::adapter::AdapterKind;
 use super::compress::{CompressConfig, RawCompress};
 use super::data::Resolutions;
 use super::data_sets::{DataSets, RawDataSets};
@@ -164,6 +165,29 @@ impl TrainingData {
         match self {
             Self::Images { data, .. } => data.leave_out_idle(rows),
             Self::Texts { .. } => Ok(()),
+        }
+    }
+
+    /// A full fine-tune has no base beside the model that it trains.
+    pub(super) fn refuse_base_target(
+        &self,
+        kind: AdapterKind,
+        rows: &ResolvedKeys,
+    ) -> std::result::Result<(), ConfigError> {
+        match (self, rows.origin("data.target")) {
+            (Self::Images { data, .. }, Some(origin))
+                if kind == AdapterKind::Full && data.has_base_target() =>
+            {
+                Err(ConfigError::Excluded {
+                    key: "data.target",
+                    typed: "\"base\"".into(),
+                    other: "adapter.kind",
+                    value: "\"full\"".into(),
+                    needed: "\"lora\"".into(),
+                    origin: origin.clone(),
+                })
+            }
+            _ => Ok(()),
         }
     }
 

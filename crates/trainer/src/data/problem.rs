@@ -139,6 +139,16 @@ pub enum ProblemKind {
         /// The longest ratio of its sides.
         most: u32,
     },
+    /// More regularisation images than others.
+    #[error(
+        "has {of} regularisation images, of which {n} are not used: an epoch shows as many of them as of the others"
+    )]
+    RegularisationSurplus {
+        /// How many are not used.
+        n: usize,
+        /// Of how many.
+        of: usize,
+    },
     /// Several frames.
     #[error("is animated: the first frame is taken")]
     Animated,
@@ -426,6 +436,9 @@ impl ProblemKind {
             Self::ClipShort { wanted, .. } => {
                 return format!("clips shorter than data.frames = {wanted}");
             }
+            Self::RegularisationSurplus { .. } => {
+                "folders with more regularisation images than others"
+            }
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
             Self::CaptionEmpty => "images with an empty caption",
@@ -508,6 +521,7 @@ impl ProblemKind {
                 | Self::ScaledUp { .. }
                 | Self::ClipShort { .. }
                 | Self::ReferencesUnused
+                | Self::RegularisationSurplus { .. }
         )
     }
 }

@@ -85,6 +85,29 @@ fn what_a_set_holds_out_is_held_out_of_all() {
     says(split("", other), &["data[1].validation holds out 6 images, there are 6"]);
 }
 
+/// As many of them as of the others, spread evenly.
+#[test]
+fn regularisation_images_are_half_of_an_epoch() {
+    let repeats = |first: &str, second: &str| -> Vec<u32> {
+        let place = placed(6, &format!("resolution = 64, {first}"), second);
+        let caching = place.caching().unwrap();
+        let told = caching.index().problems.iter().find_map(|problem| match problem.kind {
+            ProblemKind::RegularisationSurplus { n, of } => Some((n, of)),
+            _ => None,
+        });
+        let found: Vec<u32> =
+            caching.index().train.iter().filter(|it| it.set == 1).map(|it| it.repeats).collect();
+        let of = if second.contains("96") { 12 } else { 6 };
+        assert_eq!(told, (found.len() < of).then(|| (of - found.len(), of)), "{first} {second}");
+        found
+    };
+    let regular = "resolution = 64, regularisation = true";
+    assert_eq!(repeats("repeats = 3", regular), [3; 6]);
+    assert_eq!(repeats("repeats = 1", regular), [1; 6]);
+    assert_eq!(repeats("repeats = 4", "resolution = [64, 96], regularisation = true"), [2; 12]);
+    assert_eq!(repeats("repeats = 1", "resolution = [64, 96], regularisation = true"), [1; 6]);
+}
+
 #[test]
 fn a_set_without_an_image_is_named() {
     let place = Place::new(2);

@@ -111,6 +111,33 @@ fn mistakes_in_a_set_name_it() {
     }
 }
 
+/// Something has to be learnt, and a base has to be there to say what it would say.
+#[test]
+fn images_of_priors_need_others() {
+    for (said, expected) in [
+        (
+            said(SHORTEST, &["data.regularisation=true"]),
+            "`data.regularisation` has no effect with no other set of images: ",
+        ),
+        (
+            said(SETS, &["data.target=base"]),
+            "`data.target` has no effect with no set of images to learn: ",
+        ),
+        (
+            said(SETS, &["data[0].regularisation=true"]),
+            "`data[0].repeats` has no effect with data.regularisation = true: ",
+        ),
+        (
+            said(SETS, &["data[1].target=base", "adapter.kind=full"]),
+            "`data.target = \"base\"` is not possible with `adapter.kind = \"full\"`: ",
+        ),
+    ] {
+        assert!(said.starts_with(expected), "{said}\ninstead of\n{expected}");
+    }
+    let sets = sets(SETS, &["data[1].target=base", "data[1].regularisation=true"]).unwrap();
+    assert!(sets.has_base_target() && sets[1].regularisation && !sets[0].regularisation);
+}
+
 #[test]
 fn a_key_of_the_whole_job_has_one_value() {
     for key in COMMON_KEYS {

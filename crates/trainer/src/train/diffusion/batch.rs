@@ -9,6 +9,7 @@ use compute::RandomSequence;
 use weights::checksum::Hash;
 
 use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
+use crate::config::data::LearningTarget;
 use crate::data::caption::{CaptionDraws, for_step};
 use crate::data::{BatchSampler, SampleSize};
 use crate::error::{Result, TrainerError};
@@ -36,6 +37,8 @@ pub struct EncodedSample {
     pub prompt: Arc<Condition>,
     /// The weight of its loss.
     pub loss_weight: f32,
+    /// What is learnt of it.
+    pub target: LearningTarget,
     /// A number that no other sample of the run has, for random numbers.
     pub draw: u64,
 }
@@ -82,8 +85,8 @@ impl BatchReader {
             .map(|reference| self.cache.reference(&self.index, reference, is_mirrored))
             .collect::<Result<_>>()?;
         let latents = self.cache.latents(&self.index, index, is_mirrored)?;
-        let loss_weight = sample.loss_weight;
-        Ok(EncodedSample { latents, references, prompt, loss_weight, draw })
+        let (loss_weight, target) = (sample.loss_weight, sample.target);
+        Ok(EncodedSample { latents, references, prompt, loss_weight, target, draw })
     }
 }
 

@@ -13,6 +13,7 @@ use super::samples::SampleImageWriter;
 use super::{DiffusionTask, ImageMicroBatch};
 use crate::cache::CacheIndex;
 use crate::config::RunConfig;
+use crate::config::data::LearningTarget;
 use crate::data::{BatchSampler, SampleSize};
 use crate::error::Result;
 use crate::event::Event;
@@ -113,6 +114,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
                 references: references.collect::<Result<_>>()?,
                 prompt: Arc::new(self.index.condition(&prompt)?),
                 loss_weight: 1.0,
+                target: LearningTarget::Images,
                 draw: index as u64,
             };
             let noisy = |it: &HeldOutPass| self.noise.fixed(&sample, FIXED_TIMESTEPS[it.pass]);

@@ -31,6 +31,7 @@ use crate::cache::{
     CacheBuilder, CacheIndex, CacheRequest, CachedLatents, largest_images, plan_images,
 };
 use crate::config::adapter::AdapterKind;
+use crate::config::data::LearningTarget;
 use crate::config::data_sets::DataSets;
 use crate::config::sample::SampleConfig;
 use crate::config::train::TrainConfig;
@@ -91,6 +92,13 @@ impl<'a> DiffusionTask<'a> {
         check_training_adapter(config)?;
         Ok(Self { pipeline, data, sample, sample_size: sample.size, train: &config.train })
     }
+}
+
+/// Loss weights of samples with this target, 0 of the others; none if there are only others.
+fn of_target(samples: &[NoisySample], target: LearningTarget) -> Option<Vec<f32>> {
+    let weight = |sample: &NoisySample| if sample.target == target { sample.weight } else { 0.0 };
+    let is_any = samples.iter().any(|sample| sample.target == target);
+    is_any.then(|| samples.iter().map(weight).collect())
 }
 
 /// Merged weights would be trained in a full fine-tune, and in a `DoRA` their norms.
@@ -163,10 +171,24 @@ impl Task for DiffusionTask<'_> {
             guidance: guidance.as_deref(),
             time_dtype: dtype,
         };
+        // What the base says is known before anything is kept for backward.
+        let of_base = of_target(samples, LearningTarget::Base);
+        let said_by_base = of_base
+            .as_ref()
+            .map(|_| model.predict(&tape.without_adapters(), input, Recompute::None))
+            .transpose()?;
         let predicted = model.predict(tape, input, recompute)?;
-        let target = model.patchify(tape, velocity)?;
-        let weights: Vec<f32> = samples.iter().map(|sample| sample.weight).collect();
-        predicted.loss(tape, &target, &weights)
+        let prior = of_base
+            .zip(said_by_base)
+            .map(|(weights, said)| predicted.loss(tape, &said.tokens.into_tensor(), &weights));
+        let learnt = of_target(samples, LearningTarget::Images).map(|weights| {
+            let target = model.patchify(tape, velocity)?;
+            predicted.loss(tape, &target, &weights)
+        });
+        match (learnt.transpose()?, prior.transpose()?) {
+            (Some(learnt), Some(prior)) => Ok(tape.add(&learnt, &prior)?),
+            (learnt, prior) => Ok(learnt.or(prior).expect("a micro-batch has samples")),
+        }
     }
 
     fn dummy_micro_batch(&self, size: SampleSize, n: usize) -> Result<ImageMicroBatch> {
@@ -318,9 +340,15 @@ impl DiffusionTask<'_> {
             references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
             prompt: Arc::new(prompt),
             loss_weight: 1.0,
+            target: LearningTarget::Images,
             draw: 0,
         };
-        ImageMicroBatch { samples: (0..n).map(|_| noise.draw(&sample)).collect() }
+        let mut samples: Vec<_> = (0..n).map(|_| noise.draw(&sample)).collect();
+        // One of them, and others beside it: what takes the most.
+        if let Some(first) = samples.first_mut().filter(|_| self.data.has_base_target()) {
+            first.target = LearningTarget::Base;
+        }
+        ImageMicroBatch { samples }
     }
 
     /// Sizes of the references of sample images, the largest of them: those that the job names, else those of the data.

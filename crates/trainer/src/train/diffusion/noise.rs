@@ -8,6 +8,7 @@ use compute::{Device, Dtype, RandomSequence, Tensor};
 
 use super::batch::EncodedSample;
 use crate::cache::CachedLatents;
+use crate::config::data::LearningTarget;
 use crate::error::Result;
 use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::scheduler::TrainTimesteps;
@@ -41,6 +42,8 @@ pub struct NoisySample {
     pub timestep: Timestep,
     /// Its loss weight.
     pub weight: f32,
+    /// What is learnt of it.
+    pub target: LearningTarget,
     /// Draws the latents from their distribution; without it they are its mean.
     latent_noise: Option<RandomSequence>,
     noise: RandomSequence,
@@ -61,7 +64,7 @@ pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
-        let EncodedSample { latents, references, prompt, loss_weight, draw } = sample;
+        let EncodedSample { latents, references, prompt, loss_weight, target, draw } = sample;
         let timestep = self.draw_timestep(self.random(Purpose::Timesteps, *draw), latents.shape);
         NoisySample {
             latents: Arc::clone(latents),
@@ -69,6 +72,7 @@ impl NoiseSampler {
             prompt: Arc::clone(prompt),
             timestep,
             weight: self.scheme.weight(timestep.sigma) * loss_weight,
+            target: *target,
             latent_noise: Some(self.random(Purpose::Latents, *draw)),
             noise: self.random(Purpose::Noise, *draw),
         }
@@ -84,6 +88,7 @@ impl NoiseSampler {
             prompt: Arc::clone(prompt),
             timestep: self.timestep(u, latents.shape),
             weight: 1.0,
+            target: LearningTarget::Images,
             latent_noise: None,
             noise: self.random(Purpose::HeldOut, *draw),
         }
