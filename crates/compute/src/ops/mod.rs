@@ -41,6 +41,7 @@ pub use khatri_rao::SharedAxis;
 pub(crate) use linear::Fp8Checks;
 pub use linear::{Fp8Check, Linear, Lora, Weight};
 pub(crate) use matmul::matrix_units_agree;
+pub use mse::MseWeights;
 pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{
     Adafactor, AdamW, BlockCodes, FactoredMoments, GradClip, Moments, Moments8bit, Muon, Prodigy,

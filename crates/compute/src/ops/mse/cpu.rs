@@ -26,7 +26,9 @@ pub fn forward(
             let mut squares = 0.0;
             for start in (row * width..(row + 1) * width).step_by(PIECE) {
                 let length = PIECE.min((row + 1) * width - start);
-                squares += f64::from(sum_squares(errors.load(start, length), 0.0));
+                let errors = errors.load(start, length);
+                factors.scale_roots(errors, start);
+                squares += f64::from(sum_squares(errors, 0.0));
             }
             total += f64::from(factors.of(row)) * squares;
         }
@@ -58,6 +60,7 @@ pub fn backward(
                     for error in &mut *errors {
                         *error *= factor;
                     }
+                    factors.scale(errors, start);
                     store(errors, out, add);
                 }
             }
@@ -93,6 +96,7 @@ impl<'a> RowErrors<'a> {
 struct RowLossWeights<'a> {
     weights: Option<&'a [f32]>,
     mask: Option<&'a [f32]>,
+    elements: Option<&'a [f32]>,
     rows_per_sample: usize,
     /// One over what the sum is divided by; zero where that is zero.
     inverse_count: f64,
@@ -109,7 +113,25 @@ impl<'a> RowLossWeights<'a> {
             }
         };
         let inverse_count = if count == 0.0 { 0.0 } else { count.recip() };
-        Self { weights, mask, rows_per_sample: factors.rows_per_sample, inverse_count }
+        let elements = factors.elements.as_ref().map(Tensor::data);
+        let rows_per_sample = factors.rows_per_sample;
+        Self { weights, mask, elements, rows_per_sample, inverse_count }
+    }
+
+    /// Multiplies numbers from an element on by the factors of theirs.
+    #[inline(always)]
+    fn scale(&self, numbers: &mut [f32], start: usize) {
+        let Some(elements) = self.elements else { return };
+        numbers.iter_mut().zip(&elements[start..]).for_each(|(number, factor)| *number *= factor);
+    }
+
+    /// The same by their roots, as the numbers will be squared.
+    #[inline(always)]
+    fn scale_roots(&self, numbers: &mut [f32], start: usize) {
+        let Some(elements) = self.elements else { return };
+        for (number, factor) in numbers.iter_mut().zip(&elements[start..]) {
+            *number *= factor.sqrt();
+        }
     }
 
     #[inline(always)]

@@ -31,12 +31,14 @@ pub fn forward(
     let blocks = rows.div_ceil(share);
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let elements = factors.elements.as_ref();
     let per_sample = factors.rows_per_sample;
     let arguments = arguments![
         prediction,
         target,
         weights,
         mask,
+        elements,
         &mut *workspace,
         rows,
         width,
@@ -60,6 +62,7 @@ pub fn backward(
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let elements = factors.elements.as_ref();
     let out = &mut slot.tensor;
     let p = pack(width, &[prediction, target, out]);
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]).with_pack(p);
@@ -71,6 +74,7 @@ pub fn backward(
         target,
         weights,
         mask,
+        elements,
         gradient,
         &*workspace,
         out,

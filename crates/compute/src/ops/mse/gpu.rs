@@ -31,12 +31,14 @@ pub fn forward(
     let groups = rows.div_ceil(share);
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let elements = factors.elements.as_ref();
     let per_sample = factors.rows_per_sample;
     let arguments = arguments![
         prediction,
         target,
         weights,
         mask,
+        elements,
         &mut *workspace,
         rows,
         width,
@@ -61,12 +63,14 @@ pub fn backward(
     let (n, rows, width) =
         (prediction.shape().elements(), prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let elements = factors.elements.as_ref();
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let counted =
         [&[GpuArg::None][..], &arguments![mask, &mut *workspace, 0usize, rows, width]].concat();
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &counted);
     let (out, per_sample, add) = (&mut slot.tensor, factors.rows_per_sample, slot.add);
-    let tensors = arguments![prediction, target, weights, mask, gradient, &*workspace, out];
+    let tensors =
+        arguments![prediction, target, weights, mask, elements, gradient, &*workspace, out];
     let arguments = [&tensors[..], &arguments![n, width, per_sample, add]].concat();
     gpu.launch(&KERNELS, "mse_backward", &variant, pairs(n), &arguments);
 }

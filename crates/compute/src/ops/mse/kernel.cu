@@ -7,14 +7,14 @@ DEVICE float factor(const float* weights, const float* mask, u64 row, u64 rows_p
 
 // A block for every `share` rows writes their sum.
 KERNEL mse_rows(const X* prediction, const Y* target, const float* weights, const float* mask,
-                double* partial, u64 rows, u64 width, u64 rows_per_sample, u64 share) {
+                const float* elements, double* partial, u64 rows, u64 width, u64 rows_per_sample, u64 share) {
     u64 first = blockIdx.x * share, end = first + share < rows ? first + share : rows;
     double total = 0.0;
     for (u64 row = first; row < end; row++) {
         float squares = 0.0f;
         for (u64 i = threadIdx.x; i < width; i += blockDim.x) {
             float error = to_f32(prediction[row * width + i]) - to_f32(target[row * width + i]);
-            squares += error * error;
+            squares += elements ? elements[row * width + i] * error * error : error * error;
         }
         total += (double)factor(weights, mask, row, rows_per_sample) * squares;
     }
@@ -48,7 +48,7 @@ KERNEL mse_count(const float* mask, double* inverse, u64 rows, u64 width) {
 
 // 2 * gradient * (prediction - target) * factor / count, a thread for every P elements.
 KERNEL mse_backward(const X* prediction, const Y* target, const float* weights, const float* mask,
-                    const float* gradient, const double* inverse, X* out, u64 packs, u64 width,
+                    const float* elements, const float* gradient, const double* inverse, X* out, u64 packs, u64 width,
                     u64 rows_per_sample, int add) {
     u64 at = thread() * P;
     if (at >= packs * P) return;
@@ -58,5 +58,8 @@ KERNEL mse_backward(const X* prediction, const Y* target, const float* weights, 
     load(prediction + at, a);
     load(target + at, b);
     for (int i = 0; i < P; i++) a[i] = (a[i] - b[i]) * f;
+    if (elements) {
+        for (int i = 0; i < P; i++) a[i] *= elements[at + i];
+    }
     store(a, out + at, add);
 }

@@ -1,14 +1,15 @@
 // The mean squared error. Threads of a workgroup share the numbers of some rows, and add up what they found.
 
 // A workgroup for every `share` rows writes their sum.
-kernel mse_rows(prediction: [X], goal: [Y], weights: [f32], mask: [f32], partial: mut [f32], rows: u32,
-                width: u32, rows_per_sample: u32, share: u32) {
+kernel mse_rows(prediction: [X], goal: [Y], weights: [f32], mask: [f32], elements: [f32],
+                partial: mut [f32], rows: u32, width: u32, rows_per_sample: u32, share: u32) {
     var total = 0.0;
     for (var row = group * p.share; row < min((group + 1u) * p.share, p.rows); row++) {
         var squares = 0.0;
         for (var i = lane; i < p.width; i += THREADS) {
             let error = prediction(row * p.width + i) - goal(row * p.width + i);
-            squares += error * error;
+            if has_elements() { squares += elements(row * p.width + i) * error * error; }
+            else { squares += error * error; }
         }
         total += factor(row) * squares;
     }
@@ -44,11 +45,12 @@ kernel mse_finish(partial: [f32], mask: [f32], mean: mut [f32], blocks: u32, row
 }
 
 // 2 * gradient * (prediction - goal) * factor / count, a thread for every two elements.
-kernel mse_backward(prediction: [X], goal: [Y], weights: [f32], mask: [f32], gradient: [f32],
-                    inverse: [f32], result: mut [X], n: u32, width: u32, rows_per_sample: u32, add: u32) {
+kernel mse_backward(prediction: [X], goal: [Y], weights: [f32], mask: [f32], elements: [f32],
+                    gradient: [f32], inverse: [f32], result: mut [X], n: u32, width: u32, rows_per_sample: u32, add: u32) {
     let at = 2u * thread;
     if at >= p.n { return; }
-    let factors = vec2<f32>(factor(at / p.width), factor((at + 1u) / p.width));
+    var factors = vec2<f32>(factor(at / p.width), factor((at + 1u) / p.width));
+    if has_elements() { factors *= vec2<f32>(elements(at), elements(min(at + 1u, p.n - 1u))); }
     let error = prediction_pair(at) - goal_pair(at);
     let scale = 2.0 * gradient(0u) * inverse(0u);
     put_result_pair(at, error * (scale * factors), at + 1u < p.n, p.add);

@@ -1,7 +1,8 @@
 //! The mean squared error, an f32 scalar:
 //!
-//! plain:  Σ wₛ·(prediction - target)² / number of elements, with a weight wₛ per sample or 1
-//! masked: Σ wₛ·mₜ·(prediction - target)² / (width·Σ m), with a factor mₜ per token
+//! plain:  Σ wₛ·fᵢ·(prediction - target)² / number of elements, with a weight wₛ per sample or 1, and a factor fᵢ per
+//!         element or 1
+//! masked: Σ wₛ·mₜ·fᵢ·(prediction - target)² / (width·Σ m), with a factor mₜ per token
 //!
 //! for prediction and target [samples, .., width], where a mask asks for [samples, tokens, width].
 //! A mask that sums up to zero gives 0, and a gradient of zeros. A factor of zero does not hide
@@ -35,11 +36,21 @@ impl Tape<'_> {
         weights: Option<&Tensor>,
         mask: Option<&Tensor>,
     ) -> Result<Var> {
+        self.weighted_mse(prediction, target, MseWeights { weights, mask, elements: None })
+    }
+
+    /// The same with a factor for each element.
+    pub fn weighted_mse(
+        &self,
+        prediction: &Var,
+        target: &Tensor,
+        weights: MseWeights<'_>,
+    ) -> Result<Var> {
         let op = self.begin_op("mse");
         let dtype = op.expect_real("prediction", prediction.tensor())?;
         op.expect_real("target", target)?;
         op.expect_shape("target", target, prediction.shape())?;
-        let factors = LossWeights::new(&op, prediction.tensor(), weights, mask)?;
+        let factors = LossWeights::new(&op, prediction.tensor(), weights)?;
         op.expect_some("prediction", prediction.tensor())?;
         let mut mean = op.alloc([], Dtype::F32)?;
         op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
@@ -127,10 +138,22 @@ impl Tape<'_> {
     }
 }
 
-/// What each row's error is multiplied by.
+/// What squared errors are multiplied by, all in f32.
+#[derive(Clone, Copy, Default)]
+pub struct MseWeights<'a> {
+    /// Of each sample: `[samples]`.
+    pub weights: Option<&'a Tensor>,
+    /// Of each token: [samples, tokens]. The mean is that of the tokens that count.
+    pub mask: Option<&'a Tensor>,
+    /// Of each element, in the shape of the prediction. The mean is that of all elements.
+    pub elements: Option<&'a Tensor>,
+}
+
+/// The same, checked.
 struct LossWeights {
     weights: Option<Tensor>,
     mask: Option<Tensor>,
+    elements: Option<Tensor>,
     /// How many rows share a weight.
     rows_per_sample: usize,
 }
@@ -139,8 +162,7 @@ impl LossWeights {
     fn new(
         op: &Op<'_>,
         prediction: &Tensor,
-        weights: Option<&Tensor>,
-        mask: Option<&Tensor>,
+        MseWeights { weights, mask, elements }: MseWeights<'_>,
     ) -> Result<Self> {
         let got = prediction.shape();
         let mut rows_per_sample = 1;
@@ -157,6 +179,11 @@ impl LossWeights {
             op.expect_dtype("mask", mask, Dtype::F32)?;
             op.expect_shape("mask", mask, [samples, tokens])?;
         }
-        Ok(Self { weights: weights.cloned(), mask: mask.cloned(), rows_per_sample })
+        if let Some(elements) = elements {
+            op.expect_dtype("elements", elements, Dtype::F32)?;
+            op.expect_shape("elements", elements, got)?;
+        }
+        let [weights, mask, elements] = [weights, mask, elements].map(Option::<&Tensor>::cloned);
+        Ok(Self { weights, mask, elements, rows_per_sample })
     }
 }

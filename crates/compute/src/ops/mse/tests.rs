@@ -1,5 +1,6 @@
 //! The mean squared error against its formula.
 
+use super::MseWeights;
 use crate::testing::{Dual, Input, check, device, upload};
 use crate::{Device, Dtype, Params, Shape, Tape, Tensor, Var};
 
@@ -52,6 +53,39 @@ fn every_combination_of_weights_mask_and_formats() {
                 });
                 let masked_rows = f64::from(MASK.iter().sum::<f32>());
                 let rows = if masked { masked_rows } else { 6.0 };
+                vec![terms.sum::<Dual>() * (1.0 / (rows * width as f64))]
+            },
+        );
+    }
+}
+
+/// With weights of samples and a mask of tokens, and alone; some elements do not count.
+#[test]
+fn every_element_may_have_a_factor() {
+    let (width, sizes) = (5, [2, 3, 5]);
+    let (target, mut factors) = (target(sizes), Input::normal(sizes, 3));
+    factors.values.iter_mut().for_each(|it| *it = (*it * 2.0).round().abs() / 2.0);
+    assert!(factors.values.contains(&0.0) && factors.values.iter().any(|it| *it > 1.0));
+    for (is_alone, format) in [(true, Dtype::F32), (false, Dtype::Bf16), (true, Dtype::F16)] {
+        check(
+            &[Input::normal(sizes, 1)],
+            2.0,
+            &|tape, v| {
+                let (weights, mask) = vectors(tape.device(), !is_alone, !is_alone)?;
+                let elements = upload(tape.device(), &factors, Dtype::F32);
+                let target = upload(tape.device(), &target, format);
+                let (weights, mask, elements) = (weights.as_ref(), mask.as_ref(), Some(&elements));
+                tape.weighted_mse(&v[0], &target, MseWeights { weights, mask, elements })
+            },
+            &|v| {
+                let errors = v[0].iter().zip(&target.values).enumerate();
+                let terms = errors.map(|(index, (prediction, target))| {
+                    let error = *prediction - Dual::from(f64::from(*target));
+                    let of_row = WEIGHTS[index / (3 * width)] * MASK[index / width];
+                    let factor = if is_alone { 1.0 } else { of_row } * factors.values[index];
+                    error * error * f64::from(factor)
+                });
+                let rows = if is_alone { 6.0 } else { f64::from(MASK.iter().sum::<f32>()) };
                 vec![terms.sum::<Dual>() * (1.0 / (rows * width as f64))]
             },
         );
@@ -191,6 +225,12 @@ fn what_does_not_fit_is_said_with_both_values() {
     assert_eq!(
         fails(&flat, &zeros(&[24]), Some(&zeros(&[24])), None),
         "mse: prediction of shape [24] has 1 dimensions, expected 2"
+    );
+    let (weights, mask) = (None, None);
+    let elements = MseWeights { weights, mask, elements: Some(&zeros(&[2, 3])) };
+    assert_eq!(
+        tape.weighted_mse(&x, &target, elements).err().unwrap().to_string(),
+        "mse: elements has shape [2, 3], expected [2, 3, 4]"
     );
     let none = zeros(&[2, 0, 4]);
     assert_eq!(
