@@ -154,7 +154,7 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
     let weights = vec![1.0; timesteps.len()];
     let target = model.patchify(&tape, tensor("target")).unwrap();
-    let loss = predicted.loss(&tape, &target, &weights).unwrap();
+    let loss = predicted.loss(&tape, &target, &weights, None).unwrap();
     let mut gradients = Gradients::default();
     tape.backward(&loss, &mut gradients).unwrap();
     (adapters, gradients, reference)

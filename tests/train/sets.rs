@@ -95,3 +95,31 @@ fn what_the_base_says_is_kept() {
     assert_eq!(free[0], held[0], "what it learns does not depend on what it keeps");
     assert!(held[1..].iter().zip(&free[1..]).any(|(held, free)| held > free), "{held:?} {free:?}");
 }
+
+/// A gray image of 64 x 64 pixels, white to the left of a column.
+fn put_mask(path: &Path, column: usize) {
+    let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 64, 64);
+    encoder.set_color(png::ColorType::Grayscale);
+    let bytes: Vec<u8> = (0..64 * 64).map(|at| if at % 64 < column { 255 } else { 0 }).collect();
+    encoder.write_header().unwrap().write_image_data(&bytes).unwrap();
+}
+
+/// White masks change nothing, not a bit; others do. Memory is as planned.
+#[test]
+fn a_run_with_masks_learns_what_is_white() {
+    let job = Job::new();
+    let steps = "train.steps=3";
+    let plain = trained(&job.finish("plain", &[steps], &[]));
+    let masks = job.path("masks");
+    fs::create_dir(&masks).unwrap();
+    let setting = format!("data.masks={}", text(&masks));
+    let masked = |out: &str, column: usize, more: &[&str]| {
+        (0..5).for_each(|at| put_mask(&masks.join(format!("{at:04}.png")), column));
+        trained(&job.finish(out, &[&[steps, &setting], more].concat(), &[]))
+    };
+    assert!(plain == masked("white", 64, &[]));
+    let half = masked("half", 32, &[]);
+    assert!(plain != half);
+    assert!(half != masked("weak", 32, &["data.unmasked_weight=0.5"]));
+    assert!(plain == masked("none", 32, &["data.unmasked_weight=1"]));
+}

@@ -11,6 +11,7 @@ use crate::config::data::{DataConfig, ValidationSplit};
 use crate::config::data_sets::DataSets;
 use crate::data::clip::{ClipSettings, whole};
 use crate::data::findings::explained;
+use crate::data::mask::attach_masks;
 use crate::data::{
     Bucket, Buckets, ClipSegment, ImageItem, MediaKinds, Problem, ProblemKind, ReferenceSize,
     SampleSize, ScanOptions, scan,
@@ -117,6 +118,7 @@ fn assign_set(
     let (media, follow_links) = (media_kinds(pipeline), data.follow_links);
     let options = ScanOptions { media, follow_links };
     let found = scan(&data.images, &data.references.0, options, tick)?;
+    let found = attach_masks(found, &data.images, &data.masks, follow_links);
     problems.extend(found.problems);
     for item in found.items {
         let repeats = u64::from(item.repeats).saturating_mul(data.repeats);
@@ -352,8 +354,15 @@ mod tests {
         let buckets = buckets_of(resolution, data.bucket_step).unwrap();
         let said = |size: [u32; 2]| {
             let (path, caption) = ("a.png".into(), String::new());
-            let item =
-                ImageItem { path, caption, size, repeats: 1, references: Vec::new(), clip: None };
+            let item = ImageItem {
+                path,
+                caption,
+                size,
+                repeats: 1,
+                references: Vec::new(),
+                clip: None,
+                mask: None,
+            };
             let (bucket, references) = (buckets.choose(size), Vec::new());
             let (set, segment, repeats) = (0, None, 1);
             let image =

@@ -142,6 +142,10 @@ impl CacheIndex {
             if folders.len() > 1 {
                 field(&mut hasher, &(sample.set as u64).to_le_bytes());
             }
+            if let Some(mask) = &sample.mask {
+                field(&mut hasher, mask.key.as_bytes());
+                parts.insert(format!("mask of {name}"), short(&mask.key));
+            }
             for (number, reference) in (1..).zip(&sample.references) {
                 field(&mut hasher, reference.cache_key.as_bytes());
                 let part = format!("reference {number} of {name}");
@@ -215,7 +219,7 @@ fn part_name(sample: &CachedSample, folders: &[PathBuf]) -> String {
     }
 }
 
-fn missing(what: &str) -> TrainerError {
+pub(super) fn missing(what: &str) -> TrainerError {
     TrainerError::Request {
         problem: format!("{what} is not in the cache"),
         hint: "run `hearth cache` on the job as it is now",

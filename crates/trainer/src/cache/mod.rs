@@ -11,6 +11,7 @@
 //!     │     ADDRESS.mean                   of an image: F32 [channels, height, width], as the VAE gives it;
 //!     │                                    of a clip: F32 [channels, frames, height, width]
 //!     │     ADDRESS.deviation              F32, the same shape
+//!     │     ADDRESS.mask                   of a mask: F32 [height, width] of the latents, 0 to 1
 //!     │     ADDRESS.tokens                 of a text: what the family's model is told, SD3's
 //!     │     ADDRESS.pooled                 in the format that the model is run in
 //!     ├── 91f3….safetensors.damaged      put aside; what it held was encoded again
@@ -25,6 +26,7 @@ pub(crate) mod bucketed;
 mod encode;
 mod import;
 mod index;
+mod mask;
 mod reference;
 pub(crate) mod scaled;
 mod select;
@@ -45,6 +47,7 @@ pub use bucketed::media_kinds;
 pub(crate) use encode::waiting_bytes;
 pub use import::ImportedEntries;
 pub use index::{CacheIndex, CachedLatents};
+pub use mask::LatentMask;
 pub use reference::{CachedPrompt, CachedReference};
 pub use select::CachedSample;
 
@@ -125,7 +128,7 @@ impl<'a> CacheRequest<'a> {
 /// How much is not in the cache yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingEntries {
-    /// Images whose latents, or those of their mirror images, are missing.
+    /// Images whose latents, or those of their mirror images, or masks, are missing.
     pub images: usize,
     /// Texts.
     pub texts: usize,
@@ -208,7 +211,8 @@ impl<'a> CacheBuilder<'a> {
 
     /// What would be encoded.
     pub fn missing(&self) -> MissingEntries {
-        MissingEntries { images: self.images.len(), texts: self.prompts.len() }
+        let images = self.images.len() + mask::n_missing(&self.index);
+        MissingEntries { images, texts: self.prompts.len() }
     }
 
     /// How many latents of each size would be encoded: of images, and of their references.
@@ -228,7 +232,9 @@ impl<'a> CacheBuilder<'a> {
 
     /// What decoding the missing images takes.
     pub fn decoding_need(&self) -> DecodingNeed {
-        decoding_need(&self.images)
+        let mut need = decoding_need(&self.images);
+        mask::add_decoding_need(&self.index, &mut need);
+        need
     }
 
     /// The peak memory of each phase, by a dry run; empty if all is cached. If one does not fit into
@@ -342,8 +348,10 @@ impl<'a> CacheBuilder<'a> {
         let memory = Arc::new(DecodingMemory::new(decoding_bytes));
         let Self { pipeline, precision, index, images, prompts, .. } = self;
         let encoding = EncodingOptions { precision: *precision, loading };
-        let images_encoded = encode_images(pipeline, device, images, &memory, index, on_progress);
-        let encoded = images_encoded.and_then(|()| {
+        let encoded = mask::encode_masks(pipeline, &memory, index);
+        let encoded = encoded
+            .and_then(|()| encode_images(pipeline, device, images, &memory, index, on_progress));
+        let encoded = encoded.and_then(|()| {
             // Images that turned out to be damaged cannot be seen by the text encoder either.
             prompts.retain(|prompt| prompt.latent_keys().all(|key| index.store.has(&key)));
             encode_texts(pipeline, device, encoding, prompts, &memory, index, on_progress)
@@ -359,6 +367,8 @@ impl<'a> CacheBuilder<'a> {
         let Self { data, mut index, .. } = self;
         for samples in [&mut index.train, &mut index.held_out] {
             samples.retain(|sample| sample.cache_keys().all(|(_, at)| index.store.has(&at)));
+            let has_mask = |mask: &mask::CachedMask| index.store.has(&mask.key);
+            samples.retain(|sample| sample.mask.as_ref().is_none_or(has_mask));
             samples.retain(|sample| {
                 let mut keys = sample.references.iter().flat_map(|image| image.cache_keys());
                 keys.all(|(_, at)| index.store.has(&at))

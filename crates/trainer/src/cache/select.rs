@@ -12,6 +12,7 @@ use weights::checksum::{FileStamp, Hash, Hasher};
 use super::bucketed::{
     BucketedFolders, BucketedImage, assign_buckets, check_any, n_held_out, n_items,
 };
+use super::mask::{CachedMask, HashedMask, hash_mask};
 use super::reference::{CachedPrompt, CachedReference, ReferenceHasher};
 use super::store::CacheKey;
 use crate::config::data::{self, DataConfig, LearningTarget};
@@ -58,6 +59,8 @@ pub struct CachedSample {
     /// Its reference images, for an editing model.
     pub references: Vec<Arc<CachedReference>>,
     pub(super) crop: Crop,
+    /// Which part of it the loss counts.
+    pub(super) mask: Option<CachedMask>,
     /// Of a clip, the part that is seen.
     pub(super) clip: Option<ClipPart>,
     /// The stamps of its files when their checksums were taken.
@@ -88,6 +91,11 @@ impl CachedSample {
     /// Frames of a clip; 1 of an image.
     pub fn frames(&self) -> usize {
         self.clip.as_ref().map_or(1, |part| part.segment.frames)
+    }
+
+    /// How often all of it counts, though it has a mask.
+    pub fn unmasked_probability(&self) -> f32 {
+        self.mask.as_ref().map_or(0.0, |mask| mask.unmasked_probability)
     }
 
     /// The frame at which a later segment of a clip begins.
@@ -131,10 +139,11 @@ pub(super) fn select(
         let mut hasher = ReferenceHasher { hashes, vae, has_mirror_images: data.flip };
         let references = references(&image, &mut hasher, tick);
         let hashed = references.and_then(|references| {
-            Ok((references, hash_item(&image.item, &mut last, hashes, tick)?))
+            let item = hash_item(&image.item, &mut last, hashes, tick)?;
+            Ok((references, item, hash_mask(&image.item, hashes, tick)?))
         });
         match hashed {
-            Ok((references, HashedItem { hash, stamps, .. })) => {
+            Ok((references, HashedItem { hash, stamps, .. }, mask)) => {
                 let path = &image.item.path;
                 let other = first.get(&hash).filter(|other| *other != path);
                 // The same result of other references is another sample.
@@ -143,7 +152,7 @@ pub(super) fn select(
                     problems.push(Problem::warning(path, kind));
                 }
                 first.entry(hash).or_insert_with(|| path.clone());
-                let addressing = CacheKeyInputs { data, seed, vae, hash, stamps };
+                let addressing = CacheKeyInputs { data, seed, vae, hash, stamps, mask };
                 samples.push(CachedSample { references, ..addressing.sample(image) });
             }
             Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
@@ -250,6 +259,7 @@ struct CacheKeyInputs<'a> {
     vae: Hash,
     hash: Hash,
     stamps: Vec<FileStamp>,
+    mask: Option<HashedMask>,
 }
 
 impl CacheKeyInputs<'_> {
@@ -257,6 +267,9 @@ impl CacheKeyInputs<'_> {
         let (BucketedImage { set, item, bucket, segment, repeats, .. }, crop) =
             (image, self.crop());
         let key = |is_mirrored| self.cache_key(bucket, segment, crop, is_mirrored);
+        let mask = item.mask.zip(self.mask);
+        let mask =
+            mask.map(|(mask, hashed)| CachedMask::new(mask, hashed, self.data, bucket, crop));
         let clip = item.clip.zip(segment);
         let clip = clip.map(|(clip, segment)| ClipPart { clip, size: item.size, segment });
         CachedSample {
@@ -269,6 +282,7 @@ impl CacheKeyInputs<'_> {
             target: self.data.target,
             references: Vec::new(),
             crop,
+            mask,
             clip,
             stamps: self.stamps.clone(),
             cache_key: key(false),

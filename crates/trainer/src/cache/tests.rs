@@ -1,6 +1,7 @@
 //! The cache on a tiny model with random weights: against what diffusers makes of the same image
 //! and texts, and against everything that happens to files.
 
+mod masks;
 mod sets;
 
 use std::fs;

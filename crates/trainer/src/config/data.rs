@@ -7,7 +7,8 @@ use toml::de::DeValue;
 use super::error::ConfigError;
 use super::section::section;
 use super::source::RawValue;
-use super::value::{ConfigValue, words};
+use super::value::{ConfigValue, quoted, words};
+use crate::data::MaskSource;
 
 /// How images of the demo are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,12 @@ section! {
         regularisation: bool = Default(false), Any;
         /// What is learnt of the images: `images`, themselves, or `base`, what the base predicts of them without the adapter (OneTrainer: prior prediction)
         target: LearningTarget = Default(LearningTarget::Images), Any;
+        /// Masks: the loss counts what is white in them. `beside`: `NAME-masklabel.png` (OneTrainer); `alpha`: the images' alpha channels; or a folder of masks named like the images (ai-toolkit: `mask_path`, kohya: `conditioning_data_dir`)
+        masks: MaskSource = Default(MaskSource::None), Any;
+        /// Weight of the loss where a mask is black (OneTrainer's name, ai-toolkit: `mask_min_value`)
+        unmasked_weight: f64 = Default(0.0), Within(0.0, 1.0);
+        /// Share of steps in which all of an image counts (OneTrainer's name)
+        unmasked_probability: f64 = Default(0.0), Within(0.0, 1.0);
         /// Which part of an image is kept if it does not fit its bucket
         crop: CropMode = Default(CropMode::Centre), Any;
         /// Trigger word put before every caption
@@ -185,6 +192,30 @@ words!(LearningTarget {
     "images" => Self::Images,
     "base" => Self::Base,
 });
+
+impl ConfigValue for MaskSource {
+    fn accepted() -> String {
+        format!("none, beside, alpha, or {}", PathBuf::accepted())
+    }
+
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
+        match typed.value.as_str() {
+            Some("none") => Ok(Self::None),
+            Some("beside") => Ok(Self::Beside),
+            Some("alpha") => Ok(Self::Alpha),
+            _ => PathBuf::read(typed).map(Self::Folder),
+        }
+    }
+
+    fn write(&self) -> Option<String> {
+        match self {
+            Self::None => Some(quoted("none")),
+            Self::Beside => Some(quoted("beside")),
+            Self::Alpha => Some(quoted("alpha")),
+            Self::Folder(folder) => folder.write(),
+        }
+    }
+}
 
 /// Which part of an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

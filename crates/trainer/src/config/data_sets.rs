@@ -12,6 +12,7 @@ use super::error::ConfigError;
 use super::section::{ResolvedKeys, Section, WithOrigin, in_order, read_table};
 use super::source::{RawValue, ValueOrigin};
 use super::value::ConfigValue;
+use crate::data::MaskSource;
 
 /// The sets of images of a job, at least one.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,6 +182,11 @@ impl DataSets {
         self.iter().any(|set| set.target == LearningTarget::Base)
     }
 
+    /// Whether any set has masks.
+    pub fn has_masks(&self) -> bool {
+        self.iter().any(|set| set.masks != MaskSource::None)
+    }
+
     /// The largest resolution of any set.
     pub fn largest_resolution(&self) -> usize {
         self.iter().map(|set| set.resolution.largest()).max().unwrap_or(0)
@@ -222,6 +228,11 @@ impl DataSets {
             if set.regularisation {
                 for name in ["repeats", "validation"] {
                     rows.leave_out(&self.key(at, name), "data.regularisation = true")?;
+                }
+            }
+            if set.masks == MaskSource::None {
+                for name in ["unmasked_weight", "unmasked_probability"] {
+                    rows.leave_out(&self.key(at, name), "data.masks = \"none\"")?;
                 }
             }
         }

@@ -110,6 +110,7 @@ const EVERY_KEY: &[&str] = &[
     "data.follow_links=true",
     "data.repeats=3",
     "data.loss_weight=0.5",
+    "data.masks=alpha",
     "data.crop=random",
     "data.trigger=xyz",
     "data.caption_dropout=0",
@@ -212,6 +213,8 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("cluster.outer_momentum=0.0", "cluster.sync_every=4"),
     ("data[0].regularisation=true", "data=[{images='a'}, {images='b'}]"),
     ("data[0].target=base", "data=[{images='a'}, {images='b'}]"),
+    ("data.unmasked_weight=0.1", "data.masks=beside"),
+    ("data.unmasked_probability=0.1", "data.masks=beside"),
     ("optimizer.decay=0.1", "optimizer.lr_scheduler=wsd"),
     ("optimizer.decay_curve=linear", "optimizer.lr_scheduler=wsd"),
 ];

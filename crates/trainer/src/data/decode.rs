@@ -18,8 +18,26 @@ use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use crate::pixels::Pixels;
 
+/// What of an image's pixels is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PixelPart {
+    /// Colours over white.
+    Colours,
+    /// The alpha channel, in all three colours; white where there is none.
+    Alpha,
+}
+
 /// Decodes it; of an animation the first frame.
 pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
+    decode_part(path, PixelPart::Colours)
+}
+
+/// Its alpha channel, in the same way.
+pub(super) fn decode_alpha(path: &Path) -> Result<Pixels, ProblemKind> {
+    decode_part(path, PixelPart::Alpha)
+}
+
+fn decode_part(path: &Path, part: PixelPart) -> Result<Pixels, ProblemKind> {
     let header = header::read(path)?;
     let bytes = fs::metadata(path).map_or(0, |about| about.len());
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
@@ -32,11 +50,15 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     }
     let file = BufReader::new(file);
     let pixels = if header.format == ImageFormat::Png {
-        contained(|| PngImage::open(file).and_then(PngImage::decode))?.map_err(explain)?
+        contained(|| PngImage::open(file)?.decode(part))?.map_err(explain)?
     } else {
         let mut reader = ImageReader::with_format(file, header.format);
         reader.limits(header.limits());
-        over_white(contained(|| reader.decode())?.map_err(explain)?)
+        let image = contained(|| reader.decode())?.map_err(explain)?;
+        match part {
+            PixelPart::Colours => over_white(image),
+            PixelPart::Alpha => alpha_of(image),
+        }
     };
     Ok(oriented(pixels, header.orientation))
 }
@@ -69,6 +91,13 @@ pub(super) fn over_white(image: DynamicImage) -> Pixels {
     bytes.truncate(3 * n);
     bytes.shrink_to_fit();
     Pixels { width, height, rgb: bytes }
+}
+
+fn alpha_of(image: DynamicImage) -> Pixels {
+    let (width, height) = (image.width(), image.height());
+    let rgba = image.into_rgba8().into_raw();
+    let rgb = rgba.chunks_exact(4).flat_map(|pixel| [pixel[3]; 3]).collect();
+    Pixels { width, height, rgb }
 }
 
 /// A colour blended over white, rounded to the nearest.

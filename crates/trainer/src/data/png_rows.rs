@@ -9,7 +9,7 @@ use image::metadata::Orientation;
 use image::{ImageError, ImageFormat};
 use png::{BitDepth, ColorType, Limits, Reader, Transformations};
 
-use super::decode::mixed;
+use super::decode::{PixelPart, mixed};
 use super::header::MOST_BESIDE;
 use crate::pixels::Pixels;
 
@@ -55,18 +55,19 @@ impl PngImage {
         rgb.saturating_add(rows).saturating_add(stored.unwrap_or(usize::MAX))
     }
 
-    pub(super) fn decode(mut self) -> Result<Pixels, ImageError> {
+    pub(super) fn decode(mut self, part: PixelPart) -> Result<Pixels, ImageError> {
         let [width, height] = self.size();
         let (colour, depth) = self.reader.output_color_type();
+        let format = RowFormat { colour, depth };
         let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
         if self.reader.info().interlaced {
             let bytes = self.reader.output_buffer_size().ok_or_else(too_large)?;
             let mut stored = vec![0; bytes];
             self.reader.next_frame(&mut stored).map_err(explained)?;
-            add_pixels(&stored, colour, depth, &mut rgb);
+            add_pixels(&stored, format, part, &mut rgb);
         } else {
             while let Some(row) = self.reader.next_row().map_err(explained)? {
-                add_pixels(row.data(), colour, depth, &mut rgb);
+                add_pixels(row.data(), format, part, &mut rgb);
             }
         }
         Ok(Pixels { width, height, rgb })
@@ -76,8 +77,20 @@ impl PngImage {
 /// Bytes of a pixel with four channels of 16 bits.
 const WIDEST_PIXEL: usize = 8;
 
-fn add_pixels(row: &[u8], colour: ColorType, depth: BitDepth, rgb: &mut Vec<u8>) {
-    if colour == ColorType::Rgb && depth == BitDepth::Eight {
+/// What a row is made of.
+#[derive(Clone, Copy)]
+struct RowFormat {
+    colour: ColorType,
+    depth: BitDepth,
+}
+
+fn add_pixels(
+    row: &[u8],
+    RowFormat { colour, depth }: RowFormat,
+    part: PixelPart,
+    rgb: &mut Vec<u8>,
+) {
+    if colour == ColorType::Rgb && depth == BitDepth::Eight && part == PixelPart::Colours {
         return rgb.extend_from_slice(row);
     }
     let (channels, bytes) = (colour.samples(), if depth == BitDepth::Sixteen { 2 } else { 1 });
@@ -88,7 +101,10 @@ fn add_pixels(row: &[u8], colour: ColorType, depth: BitDepth, rgb: &mut Vec<u8>)
         };
         let colours = if channels < 3 { [value(0); 3] } else { [value(0), value(1), value(2)] };
         let alpha = if channels % 2 == 0 { value(channels - 1) } else { u8::MAX };
-        rgb.extend(colours.map(|colour| mixed(colour, alpha)));
+        rgb.extend(match part {
+            PixelPart::Colours => colours.map(|colour| mixed(colour, alpha)),
+            PixelPart::Alpha => [alpha; 3],
+        });
     }
 }
 

@@ -149,6 +149,28 @@ pub enum ProblemKind {
         /// Of how many.
         of: usize,
     },
+    /// An image without a mask, in a set with masks.
+    #[error("has no mask: all of it counts")]
+    MaskMissing,
+    /// A mask that cannot be read.
+    #[error("has a mask that cannot be used: {} {why}", name(mask))]
+    MaskUnusable {
+        /// The mask.
+        mask: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A mask of another aspect ratio than its image.
+    #[error(
+        "has a mask of another shape: the image has {} x {} pixels, the mask {} x {}",
+        size[0], size[1], mask[0], mask[1]
+    )]
+    MaskShape {
+        /// Width and height of the image.
+        size: [u32; 2],
+        /// The same of the mask.
+        mask: [u32; 2],
+    },
     /// Several frames.
     #[error("is animated: the first frame is taken")]
     Animated,
@@ -439,6 +461,9 @@ impl ProblemKind {
             Self::RegularisationSurplus { .. } => {
                 "folders with more regularisation images than others"
             }
+            Self::MaskMissing => "images without a mask: all of them counts",
+            Self::MaskUnusable { .. } => "with a mask that cannot be used",
+            Self::MaskShape { .. } => "with a mask of another shape",
             Self::Animated => "animated images: the first frame is used",
             Self::CaptionMissing => "images without a caption: an empty one is used",
             Self::CaptionEmpty => "images with an empty caption",
@@ -508,6 +533,8 @@ impl ProblemKind {
                 | Self::ReferenceTooLong { .. }
                 | Self::ReferenceUnusable { .. }
                 | Self::ReferencesTooMany { .. }
+                | Self::MaskUnusable { .. }
+                | Self::MaskShape { .. }
         )
     }
 

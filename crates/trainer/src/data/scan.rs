@@ -11,6 +11,7 @@ use std::thread;
 use weights::{BytesDoneFn, WeightsError};
 
 use super::clip::{self, Media, SizedClip, TrainingClip};
+use super::mask::ImageMask;
 use super::metadata::{MetadataEntries, MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
 use super::roots::DataRoots;
@@ -66,6 +67,8 @@ pub struct ImageItem {
     pub references: Vec<ReferenceImage>,
     /// Of a clip, its frames.
     pub clip: Option<Arc<TrainingClip>>,
+    /// Which part of it the loss counts; all of it without one. Found by `mask`.
+    pub mask: Option<ImageMask>,
 }
 
 /// An image that an image-editing model is given beside the prompt (other trainers: control image).
@@ -219,7 +222,8 @@ impl ScanBuilder {
         };
         let caption = self.caption(&candidate, entry);
         let ImageCandidate { path, repeats, .. } = candidate;
-        self.items.push(ImageItem { path, caption, size, repeats, references, clip });
+        let mask = None;
+        self.items.push(ImageItem { path, caption, size, repeats, references, clip, mask });
     }
 
     /// All of them with their sizes. An image is not trained with a part of its references: the caption speaks of all.

@@ -54,7 +54,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 17] = [
+const FREE_KEYS: [&str; 18] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -66,6 +66,7 @@ const FREE_KEYS: [&str; 17] = [
     "base.training_adapter",
     "data.images",
     "data.references",
+    "data.masks",
     "data.cache",
     "text.path",
     "text.cache",

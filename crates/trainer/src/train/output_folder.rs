@@ -15,6 +15,7 @@ use super::identity;
 use crate::config::RunConfig;
 use crate::config::data::DataConfig;
 use crate::config::training_data::TrainingData;
+use crate::data::MaskSource;
 use crate::error::{Result, TrainerError};
 use crate::event::journal;
 use crate::export::card;
@@ -79,10 +80,13 @@ fn trained_on(config: &RunConfig) -> Vec<(String, &Path)> {
     match &config.data {
         TrainingData::Images { data, .. } => {
             let mut all = Vec::new();
-            for (at, DataConfig { images, references, .. }) in data.iter().enumerate() {
+            for (at, DataConfig { images, references, masks, .. }) in data.iter().enumerate() {
                 all.push((data.key(at, "images"), images.as_path()));
                 let key = || data.key(at, "references");
                 all.extend(references.0.iter().map(|path| (key(), path.as_path())));
+                if let MaskSource::Folder(path) = masks {
+                    all.push((data.key(at, "masks"), path));
+                }
             }
             all
         }

@@ -1,9 +1,12 @@
 //! The denoiser (transformer), of any family. A family is a folder here and a line in `families!`; it implements
 //! [`Architecture`] (its config, before anything is loaded) and [`DenoiserNetwork`] (the loaded model).
 
+#[cfg(test)]
+mod masked_loss_tests;
+
 use std::path::Path;
 
-use compute::ops::{PatchOrder, PatchedSize};
+use compute::ops::{MseWeights, PatchOrder, PatchedSize};
 use compute::{Dtype, Tape, Tensor, Var};
 use serde::de::DeserializeOwned;
 use weights::Catalog;
@@ -332,10 +335,17 @@ impl DenoiserOutput {
         Ok(tape.unpatchify(&self.tokens, self.size, patch, order)?)
     }
 
-    /// The mean squared error against a patchified target, each sample by its weight.
-    pub fn loss(&self, tape: &Tape<'_>, target: &Tensor, weights: &[f32]) -> Result<Var> {
-        let weights = tape.device().upload([weights.len()], weights)?;
-        Ok(tape.mse(&self.tokens, target, Some(&weights), None)?)
+    /// The mean squared error against a patchified target, each sample by its weight, each value by its factor.
+    pub fn loss(
+        &self,
+        tape: &Tape<'_>,
+        target: &Tensor,
+        weights: &[f32],
+        factors: Option<&Tensor>,
+    ) -> Result<Var> {
+        let weights = &tape.device().upload([weights.len()], weights)?;
+        let weights = MseWeights { weights: Some(weights), mask: None, elements: factors };
+        Ok(tape.weighted_mse(&self.tokens, target, weights)?)
     }
 }
 

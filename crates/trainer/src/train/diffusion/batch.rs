@@ -8,7 +8,7 @@ use std::sync::Arc;
 use compute::RandomSequence;
 use weights::checksum::Hash;
 
-use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
+use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference, LatentMask};
 use crate::config::data::LearningTarget;
 use crate::data::caption::{CaptionDraws, for_step};
 use crate::data::{BatchSampler, SampleSize};
@@ -39,6 +39,8 @@ pub struct EncodedSample {
     pub loss_weight: f32,
     /// What is learnt of it.
     pub target: LearningTarget,
+    /// Which part of it the loss counts; all of it without one.
+    pub mask: Option<Arc<LatentMask>>,
     /// A number that no other sample of the run has, for random numbers.
     pub draw: u64,
 }
@@ -85,8 +87,12 @@ impl BatchReader {
             .map(|reference| self.cache.reference(&self.index, reference, is_mirrored))
             .collect::<Result<_>>()?;
         let latents = self.cache.latents(&self.index, index, is_mirrored)?;
+        // The upper 24 bits are a number below 1 without rounding.
+        let uniform = (sequence.word(5) >> 8) as f32 / (1 << 24) as f32;
+        let is_masked = uniform >= sample.unmasked_probability();
+        let mask = if is_masked { self.cache.mask(&self.index, index, is_mirrored)? } else { None };
         let (loss_weight, target) = (sample.loss_weight, sample.target);
-        Ok(EncodedSample { latents, references, prompt, loss_weight, target, draw })
+        Ok(EncodedSample { latents, references, prompt, loss_weight, target, mask, draw })
     }
 }
 
@@ -95,6 +101,7 @@ impl BatchReader {
 struct SampleCache {
     latents: HashMap<(usize, bool), Arc<CachedLatents>>,
     references: HashMap<(PathBuf, bool), Arc<CachedLatents>>,
+    masks: HashMap<(usize, bool), Arc<LatentMask>>,
     prompts: HashMap<Hash, Arc<Condition>>,
     bytes: usize,
 }
@@ -114,6 +121,24 @@ impl SampleCache {
             self.latents.insert((index, is_mirrored), Arc::clone(&latents));
         }
         Ok(latents)
+    }
+
+    fn mask(
+        &mut self,
+        from: &CacheIndex,
+        index: usize,
+        is_mirrored: bool,
+    ) -> Result<Option<Arc<LatentMask>>> {
+        if let Some(mask) = self.masks.get(&(index, is_mirrored)) {
+            return Ok(Some(Arc::clone(mask)));
+        }
+        let Some(mask) = from.mask(&from.train[index], is_mirrored)?.map(Arc::new) else {
+            return Ok(None);
+        };
+        if self.reserve(mask.values.len()) {
+            self.masks.insert((index, is_mirrored), Arc::clone(&mask));
+        }
+        Ok(Some(mask))
     }
 
     /// One reference may belong to several samples.

@@ -115,6 +115,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
                 prompt: Arc::new(self.index.condition(&prompt)?),
                 loss_weight: 1.0,
                 target: LearningTarget::Images,
+                mask: self.index.mask(sample, false)?.map(Arc::new),
                 draw: index as u64,
             };
             let noisy = |it: &HeldOutPass| self.noise.fixed(&sample, FIXED_TIMESTEPS[it.pass]);

@@ -18,7 +18,9 @@ use weights::BytesDoneFn;
 
 use self::batch::EncodedSample;
 pub(crate) use self::loader::ImageLoader;
-use self::noise::{FIXED_TIMESTEPS, NoiseSampler, NoisySample, noisy_latents, reference_latents};
+use self::noise::{
+    FIXED_TIMESTEPS, NoiseSampler, NoisySample, latent_masks, noisy_latents, reference_latents,
+};
 use self::samples::SampleImageWriter;
 use super::data_parallel::{first_rank_first, is_first};
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun, RunSetup};
@@ -50,6 +52,7 @@ use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
+use crate::model::diffusion::vae::LatentShape;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 use crate::plan::{Plan, PlanRequest, choose, dry_run, memory_levels};
@@ -178,12 +181,15 @@ impl Task for DiffusionTask<'_> {
             .map(|_| model.predict(&tape.without_adapters(), input, Recompute::None))
             .transpose()?;
         let predicted = model.predict(tape, input, recompute)?;
-        let prior = of_base
-            .zip(said_by_base)
-            .map(|(weights, said)| predicted.loss(tape, &said.tokens.into_tensor(), &weights));
+        // In every step of such a job, so that all take the memory that was planned.
+        let masks = self.data.has_masks().then(|| latent_masks(samples, device)).transpose()?;
+        let factors = masks.map(|masks| model.patchify(tape, masks)).transpose()?;
+        let prior = of_base.zip(said_by_base).map(|(weights, said)| {
+            predicted.loss(tape, &said.tokens.into_tensor(), &weights, factors.as_ref())
+        });
         let learnt = of_target(samples, LearningTarget::Images).map(|weights| {
             let target = model.patchify(tape, velocity)?;
-            predicted.loss(tape, &target, &weights)
+            predicted.loss(tape, &target, &weights, factors.as_ref())
         });
         match (learnt.transpose()?, prior.transpose()?) {
             (Some(learnt), Some(prior)) => Ok(tape.add(&learnt, &prior)?),
@@ -242,8 +248,12 @@ impl Task for DiffusionTask<'_> {
             let prompt = pipeline.encoders.zero_condition(&size.encoder_images());
             let prompt = prompt.map_or(0, |prompt| prompt.n_values());
             let references: usize = size.references().map(|it| latents(it.vae, 1)).sum();
+            let [width, height] = [size.bucket.width, size.bucket.height];
+            let LatentShape { height, width, .. } = pipeline.latent_shape([width, height], 1);
+            let mask = if self.data.has_masks() { height * width } else { 0 };
             // A mean and a standard deviation for each latent value of the image.
-            (2 * latents(size.bucket, size.frames) + references + prompt) * Dtype::F32.bytes()
+            let own = 2 * latents(size.bucket, size.frames);
+            (own + references + prompt + mask) * Dtype::F32.bytes()
         };
         let sizes = || dataset.train.iter().map(|(size, n)| (sample(*size), n));
         let repeats = self.data.iter().map(|set| set.repeats as usize).min().unwrap_or(1).max(1);
@@ -341,6 +351,7 @@ impl DiffusionTask<'_> {
             prompt: Arc::new(prompt),
             loss_weight: 1.0,
             target: LearningTarget::Images,
+            mask: None,
             draw: 0,
         };
         let mut samples: Vec<_> = (0..n).map(|_| noise.draw(&sample)).collect();

@@ -7,7 +7,7 @@ use compute::ops::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_lat
 use compute::{Device, Dtype, RandomSequence, Tensor};
 
 use super::batch::EncodedSample;
-use crate::cache::CachedLatents;
+use crate::cache::{CachedLatents, LatentMask};
 use crate::config::data::LearningTarget;
 use crate::error::Result;
 use crate::model::diffusion::condition::Condition;
@@ -44,6 +44,8 @@ pub struct NoisySample {
     pub weight: f32,
     /// What is learnt of it.
     pub target: LearningTarget,
+    /// Which part of it the loss counts; all of it without one.
+    pub mask: Option<Arc<LatentMask>>,
     /// Draws the latents from their distribution; without it they are its mean.
     latent_noise: Option<RandomSequence>,
     noise: RandomSequence,
@@ -64,7 +66,7 @@ pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
-        let EncodedSample { latents, references, prompt, loss_weight, target, draw } = sample;
+        let EncodedSample { latents, references, prompt, loss_weight, target, mask, draw } = sample;
         let timestep = self.draw_timestep(self.random(Purpose::Timesteps, *draw), latents.shape);
         NoisySample {
             latents: Arc::clone(latents),
@@ -73,6 +75,7 @@ impl NoiseSampler {
             timestep,
             weight: self.scheme.weight(timestep.sigma) * loss_weight,
             target: *target,
+            mask: mask.clone(),
             latent_noise: Some(self.random(Purpose::Latents, *draw)),
             noise: self.random(Purpose::Noise, *draw),
         }
@@ -81,7 +84,7 @@ impl NoiseSampler {
     /// For validation: a fixed timestep, fixed noise for each image, and the mean of its latents. Every timestep
     /// has the same weight, so that jobs can be compared.
     pub fn fixed(&self, sample: &EncodedSample, u: f64) -> NoisySample {
-        let EncodedSample { latents, references, prompt, draw, .. } = sample;
+        let EncodedSample { latents, references, prompt, mask, draw, .. } = sample;
         NoisySample {
             latents: Arc::clone(latents),
             references: references.clone(),
@@ -89,6 +92,7 @@ impl NoiseSampler {
             timestep: self.timestep(u, latents.shape),
             weight: 1.0,
             target: LearningTarget::Images,
+            mask: mask.clone(),
             latent_noise: None,
             noise: self.random(Purpose::HeldOut, *draw),
         }
@@ -137,6 +141,20 @@ pub fn noisy_latents(
     let sigmas: Vec<f32> = samples.iter().map(|sample| sample.timestep.sigma).collect();
     let noise: Vec<RandomSequence> = samples.iter().map(|sample| sample.noise).collect();
     Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
+}
+
+/// The masks of samples as factors of their latents' values, 1 where a sample has none.
+pub fn latent_masks(samples: &[NoisySample], device: &Device) -> Result<Tensor> {
+    let factors = |sample: &NoisySample| -> Vec<f32> {
+        let LatentShape { channels, frames, height, width } = sample.latents.shape;
+        match &sample.mask {
+            Some(mask) => mask.values.repeat(channels * frames),
+            None => vec![1.0; channels * frames * height * width],
+        }
+    };
+    let factors: Vec<Vec<f32>> = samples.iter().map(factors).collect();
+    let parts: Vec<&[f32]> = factors.iter().map(Vec::as_slice).collect();
+    Ok(device.upload_parts(samples[0].latents.shape.batch(samples.len()), &parts, Dtype::F32)?)
 }
 
 /// The scaled latents of the samples' reference images, all of the first ones together: their means, without noise.
