@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use expect_test::expect;
+
 use crate::{command, said, text};
 
 fn golden() -> PathBuf {
@@ -203,6 +205,313 @@ fn adapters_are_taken_over() {
     }
 }
 
+/// The job of a config whose files have changes: the file, what stands there, and what instead.
+fn imported_with(trainer: &str, config: &str, changes: &[(&str, &str, &str)]) -> String {
+    let folder = place(trainer);
+    for (file, from, to) in changes {
+        let path = folder.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{file} has no {from}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    }
+    let output = run(folder.path(), &["import", config, "--out", "job.toml"]);
+    assert!(output.status.success(), "{trainer}: {}", said(&output));
+    fs::read_to_string(folder.path().join("job.toml")).unwrap()
+}
+
+/// The sets of images of an imported job, for a file with a change.
+fn imported_sets(trainer: &str, config: &str, file: &str, from: &str, to: &str) -> String {
+    let job = imported_with(trainer, config, &[(file, from, to)]);
+    let is_data = |section: &&str| section.starts_with("[data]]");
+    job.split("\n[").filter(is_data).flat_map(|section| ["[", section, "\n"]).collect()
+}
+
+/// Regularisation images, and what the base says of images.
+#[test]
+fn priors_are_taken_over() {
+    let subset = "[[datasets.subsets]]\nimage_dir = 'data/night'\nis_reg = true\nnum_repeats = 2\n[[datasets.subsets]]";
+    let args = "--network_train_unet_only --prior_loss_weight 0.5";
+    let kohya = [
+        ("dataset.toml", "[[datasets.subsets]]", subset),
+        ("flux.sh", "--network_train_unet_only", args),
+    ];
+    let concept = "[{\"path\": \"data/night\", \"type\": \"PRIOR_PREDICTION\"}, ";
+    let aitk = "- folder_path: data/night\n          is_reg: true\n          prior_reg: true\n        - folder_path";
+    let backend = "[{\"id\": \"n\", \"instance_data_dir\": \"data/night\", \"caption_strategy\": \"textfile\", \
+                   \"is_regularisation_data\": true}, ";
+    for (trainer, config, changes, expected) in [
+        (
+            "kohya",
+            "flux.sh",
+            &kohya[..],
+            &["regularisation = true # ", "loss_weight = 0.5 # prior_loss_weight"][..],
+        ),
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            &[("flux.yaml", "- folder_path", aitk)],
+            &["regularisation = true", "target = \"base\""],
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            &[("concepts.json", "[", concept)],
+            &["target = \"base\" # concepts[0].type"],
+        ),
+        (
+            "simple-tuner",
+            "flux.json",
+            &[("backends.json", "[", backend)],
+            &["target = \"base\" # backends[0].is_reg"],
+        ),
+    ] {
+        let job = imported_with(trainer, config, changes);
+        let set = job.split("[[data]]").nth(1).unwrap();
+        assert!(!set.contains("repeats ="), "{trainer}: {set}");
+        for part in expected {
+            assert!(set.contains(part), "{trainer}: {part} is not in {set}");
+        }
+    }
+}
+
+#[test]
+fn ranges_of_timesteps_are_taken_over() {
+    let args = "--network_train_unet_only --min_timestep 200 --max_timestep 800";
+    let job = imported_with("kohya", "flux.sh", &[("flux.sh", "--network_train_unet_only", args)]);
+    for line in ["timestep_min = 200.0 # min_timestep", "timestep_max = 800.0 # max_timestep"] {
+        assert!(job.contains(line), "{line} is not in {job}");
+    }
+    let change = ("flux.json", "\"masked_training\": false", "\"max_noising_strength\": 0.75");
+    let job = imported_with("one-trainer", "flux.json", &[change]);
+    assert!(job.contains("timestep_max = 750.0 # max_noising_strength"), "{job}");
+}
+
+/// The masks of each trainer.
+#[test]
+fn masks_are_taken_over() {
+    let masked = "--network_train_unet_only --masked_loss";
+    for (trainer, config, changes, expected) in [
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            &[(
+                "flux.yaml",
+                "caption_ext: \"txt\"",
+                "mask_path: data/walk\n          mask_min_value: 0.2",
+            )][..],
+            "masks = \"data/walk\" # datasets[0].mask_path\nunmasked_weight = 0.2 # datasets[0].mask_min_value\n",
+        ),
+        (
+            "kohya",
+            "flux.sh",
+            &[
+                ("flux.sh", "--network_train_unet_only", masked),
+                (
+                    "dataset.toml",
+                    "num_repeats = 10",
+                    "num_repeats = 10\nconditioning_data_dir = 'data/walk'",
+                ),
+            ],
+            "masks = \"data/walk\" # dataset.datasets[0].subsets[0].conditioning_data_dir\n",
+        ),
+        (
+            "kohya",
+            "flux.sh",
+            &[("dataset.toml", "num_repeats = 10", "num_repeats = 10\nalpha_mask = true")],
+            "masks = \"alpha\" # dataset.datasets[0].subsets[0].alpha_mask\n",
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            &[(
+                "flux.json",
+                "\"masked_training\": false",
+                "\"masked_training\": true, \"unmasked_weight\": 0.3",
+            )],
+            "masks = \"beside\" # masked_training\nunmasked_weight = 0.3 # unmasked_weight\n\
+             unmasked_probability = 0.1 # unmasked_probability (default)\n",
+        ),
+        (
+            "diffusion-pipe",
+            "edit.toml",
+            &[("edit-dataset.toml", "control_path", "mask_path = 'data/walk'\ncontrol_path")],
+            "masks = \"data/walk\" # dataset_file.directory[0].mask_path\n",
+        ),
+        (
+            "simple-tuner",
+            "flux.json",
+            &[
+                (
+                    "backends.json",
+                    "\"id\": \"fox\",",
+                    "\"id\": \"fox\", \"conditioning_data\": \"white\",",
+                ),
+                (
+                    "backends.json",
+                    "[",
+                    "[{\"id\": \"white\", \"dataset_type\": \"conditioning\", \"conditioning_type\": \"mask\", \
+                     \"instance_data_dir\": \"data/walk\"},",
+                ),
+            ],
+            "masks = \"data/walk\" # backends[1].conditioning_data\n",
+        ),
+    ] {
+        let job = imported_with(trainer, config, changes);
+        assert!(job.contains(expected), "{trainer}: {expected} is not in {job}");
+    }
+}
+
+/// Several data sets become as many, each with its own settings.
+#[test]
+fn data_sets_are_taken_over() {
+    let kohya = "[[datasets.subsets]]\nimage_dir = \"data/night\"\nshuffle_caption = false\n\
+                 [[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = \"data/fox\"\n\n  \
+                 [[datasets]]\nresolution = 1024\nbatch_size = 2\n[[datasets.subsets]]";
+    expect![[r#"
+        [[data]]
+        images = "data/night" # dataset.datasets[0].subsets[0].image_dir
+        resolution = 1024 # dataset.datasets[0].resolution
+        bucket_step = 64 # dataset.datasets[0].subsets[0].bucket_reso_steps (default)
+        caption_dropout = 0.0 # dataset.datasets[0].subsets[0].caption_dropout_rate (default)
+
+        [[data]]
+        images = "data/fox" # dataset.datasets[1].subsets[0].image_dir
+        resolution = 512 # dataset.datasets[1].resolution
+        caption_dropout = 0.0 # dataset.datasets[1].subsets[0].caption_dropout_rate (default)
+        shuffle_tags = true # dataset.general.shuffle_caption
+        keep_tags = 1 # dataset.general.keep_tokens
+
+        [[data]]
+        images = "data/fox" # dataset.datasets[2].subsets[0].image_dir
+        resolution = 1024 # dataset.datasets[2].resolution
+        repeats = 10 # dataset.datasets[2].subsets[0].num_repeats
+        caption_dropout = 0.05 # dataset.datasets[2].subsets[0].caption_dropout_rate
+        shuffle_tags = true # dataset.general.shuffle_caption
+        keep_tags = 1 # dataset.general.keep_tokens
+        flip = true # dataset.datasets[2].subsets[0].flip_aug
+        trigger = "zwx fox" # dataset.datasets[2].subsets[0].caption_prefix
+
+    "#]]
+    .assert_eq(&imported_sets("kohya", "flux.sh", "dataset.toml", "[[datasets.subsets]]", kohya));
+    let musubi = "[[datasets]]\nimage_directory = \"data/fox\"\nresolution = 768\nnum_repeats = 3\n\
+                  control_directory = \"data/walk\"\n\n[[datasets]]";
+    expect![[r#"
+        [[data]]
+        images = "data/fox" # dataset.datasets[0].image_directory
+        resolution = 768 # dataset.datasets[0].resolution
+        repeats = 3 # dataset.datasets[0].num_repeats
+        caption_dropout = 0.0 # no captions are dropped (default)
+        references = "data/walk" # dataset.datasets[0].control_directory
+        reference_resolution = 1024 # dataset.datasets[1].control_resolution
+
+        [[data]]
+        images = "data/night" # dataset.datasets[1].image_directory
+        resolution = 1024 # dataset.general.resolution
+        caption_dropout = 0.0 # no captions are dropped (default)
+        references = "data/day" # dataset.datasets[1].control_directory
+
+    "#]]
+    .assert_eq(&imported_sets("musubi", "qwen_edit.sh", "edit.toml", "[[datasets]]", musubi));
+    let aitk = "        - folder_path: data/night\n          resolution: 768\n          loss_multiplier: 0.5\n          \
+                flip_x: true\n          num_repeats: 2\n        - folder_path";
+    expect![[r#"
+        [[data]]
+        images = "data/night" # datasets[0].folder_path
+        resolution = 768 # datasets[0].resolution
+        repeats = 2 # datasets[0].num_repeats
+        caption_dropout = 0.0 # datasets[0].caption_dropout_rate (default)
+        flip = true # datasets[0].flip_x
+        loss_weight = 0.5 # datasets[0].loss_multiplier
+        trigger = "zwx fox" # trigger_word
+
+        [[data]]
+        images = "data/fox" # datasets[1].folder_path
+        resolution = [512, 768, 1024] # datasets[1].resolution
+        caption_dropout = 0.05 # datasets[1].caption_dropout_rate
+        trigger = "zwx fox" # trigger_word
+
+    "#]]
+    .assert_eq(&imported_sets(
+        "ai-toolkit",
+        "flux.yaml",
+        "flux.yaml",
+        "        - folder_path",
+        aitk,
+    ));
+}
+
+#[test]
+fn directories_backends_and_concepts_are_sets() {
+    let pipe = "[[directory]]\npath = 'data/fox'\nnum_repeats = 3\nresolutions = [512, 768]\nshuffle_tags = true\n\
+                control_path = 'data/walk'\n[[directory]]";
+    expect![[r#"
+        [[data]]
+        images = "data/fox" # dataset_file.directory[0].path
+        resolution = [512, 768] # dataset_file.directory[0].resolutions
+        repeats = 3 # dataset_file.directory[0].num_repeats
+        bucket_step = 32 # sides are multiples of 32 (default)
+        caption_dropout = 0.0 # uncond_fraction (default)
+        shuffle_tags = true # dataset_file.directory[0].shuffle_tags
+        keep_tags = 0 # all tags are shuffled (default)
+        references = "data/walk" # dataset_file.directory[0].control_path
+
+        [[data]]
+        images = "data/night" # dataset_file.directory[1].path
+        resolution = 1024 # dataset_file.resolutions
+        caption_dropout = 0.0 # uncond_fraction (default)
+        references = "data/day" # dataset_file.directory[1].control_path
+
+    "#]]
+    .assert_eq(&imported_sets(
+        "diffusion-pipe",
+        "edit.toml",
+        "edit-dataset.toml",
+        "[[directory]]",
+        pipe,
+    ));
+    let tuner = "[{\"id\": \"night\", \"instance_data_dir\": \"data/night\", \"caption_strategy\": \"textfile\", \
+                 \"resolution\": 512, \"instance_prompt\": \"dark\", \"prepend_instance_prompt\": true}, ";
+    expect![[r#"
+        [[data]]
+        images = "data/night" # backends[0].instance_data_dir
+        resolution = 512 # backends[0].resolution
+        caption_dropout = 0.05 # caption_dropout_probability
+        trigger = "dark" # backends[0].instance_prompt
+
+        [[data]]
+        images = "data/fox" # backends[1].instance_data_dir
+        resolution = 1024 # backends[1].resolution
+        repeats = 5 # backends[1].repeats + 1
+        caption_dropout = 0.05 # caption_dropout_probability
+        crop = "random" # backends[1].crop_style
+
+    "#]]
+    .assert_eq(&imported_sets("simple-tuner", "flux.json", "backends.json", "[", tuner));
+    let one = "[{\"path\": \"data/night\", \"loss_weight\": 0.25, \"balancing\": 1.5, \"image\": \
+               {\"enable_resolution_override\": true, \"resolution_override\": \"768\"}}, ";
+    expect![[r#"
+        [[data]]
+        images = "data/night" # concepts[0].path
+        resolution = 768 # concepts[0].image.resolution_override
+        repeats = 2 # concepts[0].balancing
+        caption_dropout = 0.05 # text_encoder.dropout_probability
+        loss_weight = 0.25 # concepts[0].loss_weight
+        crop = "random" # concepts[0].image.enable_crop_jitter (default)
+
+        [[data]]
+        images = "data/fox" # concepts[1].path
+        resolution = 768 # resolution
+        repeats = 2 # concepts[1].balancing
+        caption_dropout = 0.05 # text_encoder.dropout_probability
+        shuffle_tags = true # concepts[1].text.enable_tag_shuffling
+        keep_tags = 2 # concepts[1].text.keep_tags_count
+        flip = true # concepts[1].image.enable_random_flip
+        crop = "centre" # concepts[1].image.enable_crop_jitter
+
+    "#]]
+    .assert_eq(&imported_sets("one-trainer", "flux.json", "concepts.json", "[", one));
+}
+
 /// What a config with a change is refused with.
 fn refused(trainer: &str, config: &str, from: &str, to: &str) -> String {
     let folder = place(trainer);
@@ -215,6 +524,16 @@ fn refused(trainer: &str, config: &str, from: &str, to: &str) -> String {
     assert!(!folder.path().join("job.toml").exists(), "a job was written");
     assert!(said(&output).contains("\nhint: "), "{}", said(&output));
     said(&output)
+}
+
+/// The key of the config is that of the right set.
+#[test]
+fn a_mistake_in_a_set_is_told_with_its_key() {
+    let to = "- folder_path: a\n          caption_dropout_rate: 5\n        - folder_path";
+    let said = refused("ai-toolkit", "flux.yaml", "- folder_path", to);
+    for part in ["`datasets[0].caption_dropout_rate` has no valid job", "data[0].caption_dropout"] {
+        assert!(said.contains(part), "{said}");
+    }
 }
 
 #[test]
@@ -241,10 +560,6 @@ fn what_cannot_be_imported_says_why() {
     says(
         &aitk("linear: 16", "linear: 100000"),
         &["`network.linear` has no valid job", "adapter.rank", "4096"],
-    );
-    says(
-        &aitk("        - folder_path", "        - folder_path: other\n        - folder_path"),
-        &["datasets[1].folder_path = \"data/fox\"", "one folder"],
     );
     says(&aitk("config:", "*config:"), &["not YAML"]);
     says(
@@ -306,15 +621,6 @@ fn what_cannot_be_imported_says_why() {
     says(
         &refused("one-trainer", "flux.json", "\"LORA\"", "\"EMBEDDING\""),
         &["training_method = \"EMBEDDING\""],
-    );
-    says(
-        &refused(
-            "one-trainer",
-            "flux.json",
-            "\"masked_training\": false",
-            "\"masked_training\": true",
-        ),
-        &["masked"],
     );
     says(&refused("kohya", "sd3.toml", "[saving]", "[saving"), &["not TOML", "line"]);
 }

@@ -49,7 +49,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimizer(mapping)?;
     sample(mapping, family)?;
     output(mapping)?;
-    if mapping.value("data.trigger").is_some() {
+    if mapping.lines.iter().any(|line| line.key == "data.trigger") {
         let why = "`[trigger]` within captions stays as it is: the word is put before captions that lack it";
         mapping.differs("trigger_word", why);
     }
@@ -91,86 +91,99 @@ fn model(mapping: &mut Mapping) -> Result<Option<ForeignFamily>, ImportError> {
 
 fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
     let n_datasets = mapping.config.count("datasets");
-    let mut entries = Vec::new();
     for index in 0..n_datasets {
-        let key = |name: &str| format!("datasets[{index}].{name}");
-        let from = if mapping.config.peek(&key("folder_path")).is_some() {
-            "folder_path"
-        } else {
-            "dataset_path"
-        };
-        let from = key(from);
-        let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
-        let sides = mapping.config.numbers(&key("resolution"))?;
-        let repeats = mapping.config.number(&key("num_repeats"))?.unwrap_or(1.0);
-        entries.push(DatasetEntry {
-            folder,
-            from,
-            repeats,
-            repeats_from: key("num_repeats"),
-            has_sides: !sides.is_empty(),
-            sides: if sides.is_empty() { vec![512.0] } else { sides },
-            sides_from: key("resolution"),
-        });
+        let entry = entry(mapping, index)?;
+        data_folder::begin(mapping, &entry);
+        captions(mapping, index)?;
+        masks(mapping, index)?;
+        references(mapping, index)?;
     }
-    if entries.is_empty() {
-        return Err(mapping.config.missing("datasets"));
+    match n_datasets {
+        0 => Err(mapping.config.missing("datasets")),
+        _ => Ok(()),
     }
-    data_folder::write(mapping, &entries);
-    captions(mapping, n_datasets)?;
-    references(mapping)
 }
 
-/// Of the first data set; those of the same folder are expected to agree.
-fn captions(mapping: &mut Mapping, n_datasets: usize) -> Result<(), ImportError> {
-    mapping.number("datasets[0].caption_dropout_rate", "data.caption_dropout", 0.0)?;
-    if mapping.config.flag("datasets[0].shuffle_tokens")? == Some(true) {
-        mapping.set("data.shuffle_tags", true, "datasets[0].shuffle_tokens");
-        mapping.whole("datasets[0].keep_tokens", "data.keep_tags", 0)?;
+fn key(index: usize, name: &str) -> String {
+    format!("datasets[{index}].{name}")
+}
+
+fn entry(mapping: &mut Mapping, index: usize) -> Result<DatasetEntry, ImportError> {
+    let key = |name| key(index, name);
+    let has_folder = mapping.config.peek(&key("folder_path")).is_some();
+    let from = key(if has_folder { "folder_path" } else { "dataset_path" });
+    let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
+    let sides = mapping.config.numbers(&key("resolution"))?;
+    let repeats = mapping.config.number(&key("num_repeats"))?.unwrap_or(1.0);
+    Ok(DatasetEntry {
+        folder,
+        from,
+        repeats,
+        repeats_from: key("num_repeats"),
+        has_sides: !sides.is_empty(),
+        sides: if sides.is_empty() { vec![512.0] } else { sides },
+        sides_from: key("resolution"),
+    })
+}
+
+fn captions(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
+    let key = |name| key(index, name);
+    mapping.number(&key("caption_dropout_rate"), "data.caption_dropout", 0.0)?;
+    if mapping.config.flag(&key("shuffle_tokens"))? == Some(true) {
+        mapping.set("data.shuffle_tags", true, &key("shuffle_tokens"));
+        mapping.whole(&key("keep_tokens"), "data.keep_tags", 0)?;
     }
-    if mapping.config.flag("datasets[0].flip_x")? == Some(true) {
-        mapping.set("data.flip", true, "datasets[0].flip_x");
+    if mapping.config.flag(&key("flip_x"))? == Some(true) {
+        mapping.set("data.flip", true, &key("flip_x"));
     }
-    if mapping.config.flag("datasets[0].random_crop")? == Some(true) {
-        mapping.set("data.crop", "random", "datasets[0].random_crop");
+    if mapping.config.flag(&key("random_crop"))? == Some(true) {
+        mapping.set("data.crop", "random", &key("random_crop"));
     }
-    let extension = mapping.config.text("datasets[0].caption_ext")?.unwrap_or_else(|| "txt".into());
+    let weight = mapping.config.number(&key("loss_multiplier"))?;
+    if let Some(weight) = weight.filter(|weight| *weight != 1.0) {
+        mapping.set("data.loss_weight", weight, &key("loss_multiplier"));
+    }
+    if mapping.config.flag(&key("is_reg"))? == Some(true) {
+        mapping.set("data.regularisation", true, &key("is_reg"));
+        mapping.leave_out(&["data.repeats"]);
+    }
+    if mapping.config.flag(&key("prior_reg"))? == Some(true) {
+        mapping.set("data.target", "base", &key("prior_reg"));
+    }
+    let extension = mapping.config.text(&key("caption_ext"))?.unwrap_or_else(|| "txt".into());
     if !["txt", "caption"].contains(&extension.trim_start_matches('.')) {
-        mapping.refuse("datasets[0].caption_ext", "captions are read from .txt and .caption");
+        mapping.refuse(&key("caption_ext"), "captions are read from .txt and .caption");
     }
-    for from in ["trigger_word", "datasets[0].trigger_word"] {
-        match mapping.config.text(from)? {
-            Some(trigger) if mapping.value("data.trigger").is_none() => {
-                mapping.set("data.trigger", trigger, from);
-            }
-            _ => {}
-        }
-    }
-    for index in 1..n_datasets {
-        for name in [
-            "caption_dropout_rate",
-            "shuffle_tokens",
-            "keep_tokens",
-            "flip_x",
-            "random_crop",
-            "caption_ext",
-        ] {
-            let [first, key] = [0, index].map(|index| format!("datasets[{index}].{name}"));
-            if mapping.config.peek(&key) == mapping.config.peek(&first) {
-                mapping.config.value(&key);
-            } else {
-                mapping.differs(&key, "one folder has one setting, that of `datasets[0]`");
-            }
+    for from in ["trigger_word".to_owned(), key("trigger_word")] {
+        if let Some(trigger) = mapping.config.text(&from)? {
+            mapping.set("data.trigger", trigger, &from);
         }
     }
     Ok(())
 }
 
-fn references(mapping: &mut Mapping) -> Result<(), ImportError> {
+fn masks(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
+    let key = |name| key(index, name);
+    let is_alpha = mapping.config.flag(&key("alpha_mask"))? == Some(true);
+    let folder = mapping.config.text(&key("mask_path"))?;
+    if let Some(folder) = &folder {
+        let folder = mapping.places.written(folder);
+        mapping.set("data.masks", folder, &key("mask_path"));
+    } else if is_alpha {
+        mapping.set("data.masks", "alpha", &key("alpha_mask"));
+    }
+    let least = mapping.config.number(&key("mask_min_value"))?.filter(|least| *least > 0.0);
+    if let Some(least) = least.filter(|_| is_alpha || folder.is_some()) {
+        mapping.set("data.unmasked_weight", least, &key("mask_min_value"));
+    }
+    Ok(())
+}
+
+fn references(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
     let mut paths = Vec::new();
     let mut first = None;
     for name in ["control_path", "control_path_1", "control_path_2", "control_path_3"] {
-        let from = format!("datasets[0].{name}");
+        let from = key(index, name);
         let typed = mapping.config.texts(&from)?;
         first = first.or((!typed.is_empty()).then(|| from.clone()));
         paths.extend(typed.iter().map(|path| mapping.places.written(path)));

@@ -1,8 +1,9 @@
-//! Data sets of other trainers as the one folder of a job. Entries of the same folder are one, with as many repeats and
-//! the largest resolution; several folders have to be put into one by whoever has them.
+//! Data sets of other trainers as those of a job: each is a set of its own, also several of one folder.
 
 use std::fs;
 use std::path::Path;
+
+use serde_json::Value;
 
 use super::error::ImportError;
 use super::mapping::Mapping;
@@ -27,25 +28,14 @@ pub(super) struct DatasetEntry {
 /// Sides are multiples of it.
 const SIDE_STEP: f64 = 16.0;
 
-/// Writes the folder, the repeats and the resolution; the folder's path, as it is typed.
-pub(super) fn write(mapping: &mut Mapping, entries: &[DatasetEntry]) -> Option<String> {
-    let (first, others) = entries.split_first()?;
-    let images = mapping.places.written(&first.folder);
-    for other in others {
-        if mapping.places.written(&other.folder) != images {
-            let why = format!(
-                "hearth trains on one folder: put it and {} into one and name that; folders called \
-                 `3_name` have 3 repeats",
-                first.folder
-            );
-            mapping.refuse(&other.from, why);
-            return None;
-        }
-    }
-    mapping.set("data.images", images, &first.from);
-    write_resolution(mapping, entries);
-    write_repeats(mapping, entries);
-    Some(first.folder.clone())
+/// Writes the folder, the repeats and the resolution of a set, which lines of `[data]` are of from here on.
+pub(super) fn begin(mapping: &mut Mapping, entry: &DatasetEntry) {
+    mapping.begin_set(mapping.folders.len());
+    mapping.folders.push(entry.folder.clone());
+    let images = mapping.places.written(&entry.folder);
+    mapping.set("data.images", images, &entry.from);
+    write_resolution(mapping, entry);
+    write_repeats(mapping, entry);
 }
 
 /// Writes a prefix of all captions as the trigger.
@@ -62,38 +52,26 @@ pub(super) fn write_caption_prefix(mapping: &mut Mapping, from: &str) -> Result<
     Ok(())
 }
 
-fn write_resolution(mapping: &mut Mapping, entries: &[DatasetEntry]) {
-    let mut sides: Vec<f64> =
-        entries.iter().flat_map(|entry| entry.sides.iter().copied()).collect();
-    sides.sort_by(f64::total_cmp);
+fn write_resolution(mapping: &mut Mapping, entry: &DatasetEntry) {
+    let rounded = |side: &f64| ((side / SIDE_STEP).round() * SIDE_STEP) as u64;
+    let mut sides: Vec<u64> = entry.sides.iter().map(rounded).collect();
+    sides.sort_unstable();
     sides.dedup();
-    let Some(largest) = sides.last() else { return };
-    let side = ((largest / SIDE_STEP).round() * SIDE_STEP) as u64;
-    let first = &entries[0];
-    let from = first.sides_from.as_str();
-    if sides.len() > 1 {
-        let list: Vec<_> = sides.iter().map(ToString::to_string).collect();
-        let why =
-            format!("every image is seen at {side} alone, there at each of {}", list.join(", "));
-        mapping.differs(from, why);
-    }
-    let side_of_set = first.has_sides.then_some(side);
-    mapping.set_or("data.resolution", side_of_set, side, from);
+    let value = match sides[..] {
+        [] => return,
+        [side] => Value::from(side),
+        _ => Value::from(sides),
+    };
+    let typed = entry.has_sides.then(|| value.clone());
+    mapping.set_or("data.resolution", typed, value, &entry.sides_from);
 }
 
-fn write_repeats(mapping: &mut Mapping, entries: &[DatasetEntry]) {
-    let repeats: f64 =
-        entries.iter().map(|entry| entry.repeats * entry.sides.len().max(1) as f64).sum();
-    let from = match entries {
-        [one] if one.sides.len() > 1 => format!("{}, {}", one.repeats_from, one.sides_from),
-        [first, ..] => first.repeats_from.clone(),
-        [] => return,
-    };
+fn write_repeats(mapping: &mut Mapping, DatasetEntry { repeats, repeats_from, .. }: &DatasetEntry) {
     if repeats.fract() != 0.0 {
-        mapping.differs(&entries[0].repeats_from, "rounded to a whole number of repeats");
+        mapping.differs(repeats_from, "rounded to a whole number of repeats");
     }
-    if repeats != 1.0 {
-        mapping.set("data.repeats", repeats.round().max(1.0) as u64, &from);
+    if *repeats != 1.0 {
+        mapping.set("data.repeats", repeats.round().max(1.0) as u64, repeats_from);
     }
 }
 
@@ -112,24 +90,26 @@ pub(super) fn n_images(folder: &Path) -> Option<u64> {
     (count > 0).then_some(count as u64)
 }
 
-/// Steps of an epoch of the job so far, if the images are there to be counted.
-pub(super) fn steps_per_epoch(mapping: &Mapping, folder: &str) -> Option<u64> {
-    let n_images = n_images(&mapping.places.find(folder)?)?;
-    let number = |key: &str| mapping.value(key).and_then(serde_json::Value::as_u64).unwrap_or(1);
-    let seen = n_images.checked_mul(number("data.repeats"))?;
-    let batches = seen.div_ceil(number("train.batch_size").max(1));
-    Some(batches.div_ceil(number("train.gradient_accumulation").max(1)).max(1))
+/// Steps of an epoch of the job so far, if the images are there to be counted. Nothing is known of buckets here: each of
+/// them may have a smaller batch.
+fn steps_per_epoch(mapping: &Mapping) -> Option<u64> {
+    let mut n_shown = 0_u64;
+    for (set, folder) in mapping.folders.iter().enumerate() {
+        let n_images = n_images(&mapping.places.find(folder)?)?;
+        let value = |key: &str| mapping.value_of(key, Some(set));
+        let repeats = value("data.repeats").and_then(Value::as_u64).unwrap_or(1);
+        let n_sides = value("data.resolution").and_then(Value::as_array).map_or(1, Vec::len);
+        let shown = n_images.checked_mul(repeats)?.checked_mul(n_sides as u64)?;
+        n_shown = n_shown.checked_add(shown)?;
+    }
+    let number = |key: &str| mapping.value(key).and_then(Value::as_u64).unwrap_or(1);
+    let batches = n_shown.div_ceil(number("train.batch_size").max(1));
+    (n_shown > 0).then(|| batches.div_ceil(number("train.gradient_accumulation").max(1)).max(1))
 }
 
 /// Steps of so many epochs, for what is done every few of them. Without the images it is left to the default.
-pub(super) fn steps_of_epochs(
-    mapping: &mut Mapping,
-    from: &str,
-    epochs: u64,
-    folder: Option<&str>,
-) -> Option<u64> {
-    let steps = folder.and_then(|folder| steps_per_epoch(mapping, folder));
-    let steps = steps.and_then(|steps| steps.checked_mul(epochs));
+pub(super) fn steps_of_epochs(mapping: &mut Mapping, from: &str, epochs: u64) -> Option<u64> {
+    let steps = steps_per_epoch(mapping).and_then(|steps| steps.checked_mul(epochs));
     if steps.is_none() {
         let why = "hearth counts steps, and the images are not there to be counted: its default";
         mapping.differs(from, why);

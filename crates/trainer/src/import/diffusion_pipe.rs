@@ -56,12 +56,12 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     };
     let has_adapter = mapping.config.left_over().iter().any(|(key, _)| key.starts_with("adapter."));
     model(mapping, has_adapter)?;
-    let folder = data(mapping)?;
+    data(mapping)?;
     adapter(mapping, family, has_adapter)?;
     train(mapping)?;
     timesteps(mapping, family)?;
     optimizer(mapping)?;
-    output(mapping, folder.as_deref(), family)
+    output(mapping, family)
 }
 
 fn model(mapping: &mut Mapping, has_adapter: bool) -> Result<(), ImportError> {
@@ -106,42 +106,51 @@ fn model(mapping: &mut Mapping, has_adapter: bool) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// Writes `[data]`; gives the folder.
-fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+/// Writes `[data]`, or `[[data]]` of several directories.
+fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
     let file = mapping.document("dataset")?.ok_or_else(|| mapping.config.missing("dataset"))?;
     mapping.config.add(DATASET, &file.root);
-    let top = format!("{DATASET}.resolutions");
-    let common = mapping.config.value(&top);
-    let mut entries = Vec::new();
-    for index in 0..mapping.config.count(&format!("{DATASET}.directory")) {
-        let key = |name: &str| format!("{DATASET}.directory[{index}].{name}");
-        let folder = mapping
-            .config
-            .text(&key("path"))?
-            .ok_or_else(|| mapping.config.missing(&key("path")))?;
-        let own = mapping.config.value(&key("resolutions"));
-        let sides_from = if own.is_some() { key("resolutions") } else { top.clone() };
-        let value = own.or_else(|| common.clone()).ok_or_else(|| mapping.config.missing(&top))?;
-        let sides = sides(&value).ok_or_else(|| {
-            mapping.config.refuse(&sides_from, &value, "a list of sides or sizes")
-        })?;
-        entries.push(DatasetEntry {
-            folder,
-            from: key("path"),
-            repeats: mapping.config.number(&key("num_repeats"))?.unwrap_or(1.0),
-            repeats_from: key("num_repeats"),
-            sides,
-            sides_from,
-            has_sides: true,
-        });
+    let n_directories = mapping.config.count(&format!("{DATASET}.directory"));
+    for index in 0..n_directories {
+        let entry = entry(mapping, index)?;
+        data_folder::begin(mapping, &entry);
+        mapping.set_default("data.bucket_step", 32, "sides are multiples of 32");
+        captions(mapping, index)?;
     }
-    if entries.is_empty() {
-        return Err(mapping.config.missing(&format!("{DATASET}.directory")));
+    match n_directories {
+        0 => Err(mapping.config.missing(&format!("{DATASET}.directory"))),
+        _ => Ok(()),
     }
-    let folder = data_folder::write(mapping, &entries);
-    mapping.set_default("data.bucket_step", 32, "sides are multiples of 32");
-    captions(mapping)?;
-    Ok(folder)
+}
+
+fn key(index: usize, name: &str) -> String {
+    format!("{DATASET}.directory[{index}].{name}")
+}
+
+/// The key of a directory, or that of all of them.
+fn own_or_common(mapping: &mut Mapping, index: usize, name: &str) -> String {
+    let (own, common) = (key(index, name), format!("{DATASET}.{name}"));
+    mapping.config.value(&common);
+    if mapping.config.peek(&own).is_some() { own } else { common }
+}
+
+fn entry(mapping: &mut Mapping, index: usize) -> Result<DatasetEntry, ImportError> {
+    let from = key(index, "path");
+    let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
+    let sides_from = own_or_common(mapping, index, "resolutions");
+    let value = mapping.config.value(&sides_from);
+    let value = value.ok_or_else(|| mapping.config.missing(&sides_from))?;
+    let sides = sides(&value)
+        .ok_or_else(|| mapping.config.refuse(&sides_from, &value, "a list of sides or sizes"))?;
+    Ok(DatasetEntry {
+        folder,
+        from,
+        repeats: mapping.config.number(&key(index, "num_repeats"))?.unwrap_or(1.0),
+        repeats_from: key(index, "num_repeats"),
+        sides,
+        sides_from,
+        has_sides: true,
+    })
 }
 
 /// Sides, or sizes of the same area.
@@ -158,18 +167,24 @@ fn sides(value: &Value) -> Option<Vec<f64>> {
     (!sides.is_empty()).then_some(sides)
 }
 
-fn captions(mapping: &mut Mapping) -> Result<(), ImportError> {
+fn captions(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
     mapping.number("uncond_fraction", "data.caption_dropout", 0.0)?;
-    let (shuffled, number) =
-        (format!("{DATASET}.shuffle_tags"), format!("{DATASET}.cache_shuffle_num"));
+    let shuffled = own_or_common(mapping, index, "shuffle_tags");
+    let number = own_or_common(mapping, index, "cache_shuffle_num");
     let is_shuffled = mapping.config.flag(&shuffled)? == Some(true);
     let n_orders = mapping.config.whole(&number)?.unwrap_or(0);
     if is_shuffled || n_orders > 0 {
         mapping.set("data.shuffle_tags", true, if is_shuffled { &shuffled } else { &number });
         mapping.set_default("data.keep_tags", 0, "all tags are shuffled");
     }
-    data_folder::write_caption_prefix(mapping, &format!("{DATASET}.directory[0].caption_prefix"))?;
-    let from = format!("{DATASET}.directory[0].control_path");
+    let prefix = own_or_common(mapping, index, "caption_prefix");
+    data_folder::write_caption_prefix(mapping, &prefix)?;
+    let from = key(index, "mask_path");
+    if let Some(path) = mapping.config.text(&from)? {
+        let path = mapping.places.written(&path);
+        mapping.set("data.masks", path, &from);
+    }
+    let from = key(index, "control_path");
     if let Some(path) = mapping.config.text(&from)? {
         let path = mapping.places.written(&path);
         mapping.set("data.references", path, &from);
@@ -330,17 +345,13 @@ fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     )
 }
 
-fn output(
-    mapping: &mut Mapping,
-    folder: Option<&str>,
-    family: ForeignFamily,
-) -> Result<(), ImportError> {
+fn output(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     mapping.path("output_dir", "output.folder")?;
     let mut every = mapping.config.whole("save_every_n_steps")?;
     let mut from = "save_every_n_steps";
     if let Some(epochs) = mapping.config.whole("save_every_n_epochs")? {
         from = "save_every_n_epochs";
-        every = every.or(data_folder::steps_of_epochs(mapping, from, epochs, folder));
+        every = every.or(data_folder::steps_of_epochs(mapping, from, epochs));
     }
     if let Some(examples) = mapping.config.whole("save_every_n_examples")? {
         from = "save_every_n_examples";
@@ -404,16 +415,11 @@ const RULES: &[KeyRule] = &[
         "dataset_file.subsample_ratio dataset_file.directory[].subsample_ratio",
         "all images are trained on",
     ),
-    differs(
-        "dataset_file.directory[].caption_prefix dataset_file.directory[].shuffle_tags \
-         dataset_file.directory[].cache_shuffle_num",
-        "one folder has one setting",
-    ),
     differs("pseudo_huber_c", "the loss is the mean squared error"),
     differs("optimizer.*", "hearth's optimizer has no such setting"),
     refused(
-        "dataset_file.directory[].mask_path dataset_file.directory[].default_mask_file",
-        "hearth has no masked training",
+        "dataset_file.directory[].default_mask_file",
+        "every image has a mask of its own in data.masks, or counts as a whole",
     ),
     refused("adapter.alpha", "diffusion-pipe refuses it too: alpha is the rank"),
     refused(

@@ -103,7 +103,7 @@ fn data(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError>
         sides_from: sides_from.into(),
         has_sides: references.is_some() || size.is_some(),
     };
-    data_folder::write(mapping, &[entry]);
+    data_folder::begin(mapping, &entry);
     if references.is_none() && !is_video {
         mapping.differs(
             size_from,

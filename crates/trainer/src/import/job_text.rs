@@ -55,11 +55,17 @@ pub(super) fn text(job: &ImportedJob) -> String {
     }
     for section in SECTIONS {
         let of = |line: &&JobLine| line.key.split_once('.').is_some_and(|(of, _)| of == section);
-        let lines: Vec<&JobLine> = job.lines.iter().filter(of).collect();
-        if !lines.is_empty() {
-            let _ = writeln!(text, "\n[{section}]");
-        }
-        for JobLine { key, value, from, is_default } in lines {
+        let mut lines: Vec<&JobLine> = job.lines.iter().filter(of).collect();
+        lines.sort_by_key(|line| line.set);
+        let mut before = None;
+        for JobLine { key, set, value, from, is_default } in lines {
+            if before.replace(set) != Some(set) {
+                let heading = match set {
+                    Some(_) => format!("[[{section}]]"),
+                    None => format!("[{section}]"),
+                };
+                let _ = writeln!(text, "\n{heading}");
+            }
             let name = key.split_once('.').map_or(*key, |(_, name)| name);
             let default = if *is_default { " (default)" } else { "" };
             let from = one_line(&format!("{from}{default}"));

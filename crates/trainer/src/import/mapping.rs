@@ -17,12 +17,26 @@ use crate::suggest::nearest;
 pub struct JobLine {
     /// The key of the job: `train.steps`.
     pub key: &'static str,
+    /// Of several sets of images, which one it is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set: Option<usize>,
     /// Its value.
     pub value: Value,
     /// The key of the config that it follows from, or why it is so.
     pub from: String,
     /// Whether the config does not set it, so that it is the other trainer's default.
     pub is_default: bool,
+}
+
+impl JobLine {
+    /// Whether a key of an error is this one: `adapter.pattern[0].match`, or `data[1].flip` of a set of images.
+    pub(super) fn names(&self, key: &str) -> bool {
+        let of_set = |set: usize| key.strip_prefix("data[")?.strip_prefix(&format!("{set}]"));
+        match (self.set.and_then(of_set), self.key.strip_prefix("data")) {
+            (Some(name), Some(own)) => name.split('[').next() == Some(own),
+            _ => key.split('[').next() == Some(self.key),
+        }
+    }
 }
 
 /// A job in the making.
@@ -33,11 +47,36 @@ pub(super) struct Mapping {
     pub places: Places,
     pub lines: Vec<JobLine>,
     pub notes: Vec<KeyNote>,
+    /// The folders of the sets of images, as they are typed.
+    pub folders: Vec<String>,
+    /// Which set of images lines of `[data]` are of.
+    set: usize,
 }
+
+/// Keys that hold for all sets of images.
+const COMMON_KEYS: [&str; 4] =
+    ["data.bucket_step", "data.reference_resolution", "data.frames", "data.fps"];
 
 impl Mapping {
     pub fn new(trainer: &'static str, config: ForeignConfig, places: Places) -> Self {
-        Self { trainer, config, places, lines: Vec::new(), notes: Vec::new() }
+        let (lines, notes, folders) = (Vec::new(), Vec::new(), Vec::new());
+        Self { trainer, config, places, lines, notes, folders, set: 0 }
+    }
+
+    /// Lines of `[data]` are of this set of images from here on.
+    pub fn begin_set(&mut self, set: usize) {
+        self.set = set;
+    }
+
+    /// All lines; those of a single set of images are of `[data]`.
+    pub fn take_lines(&mut self) -> Vec<JobLine> {
+        let mut lines = std::mem::take(&mut self.lines);
+        if lines.iter().all(|line| line.set.unwrap_or(0) == 0) {
+            for line in &mut lines {
+                line.set = None;
+            }
+        }
+        lines
     }
 
     /// Writes a value that a key of the config sets.
@@ -66,14 +105,38 @@ impl Mapping {
 
     /// Of two values for a key, which a config with an old and a new name has, the first counts.
     fn line(&mut self, key: &'static str, value: Value, from: String, is_default: bool) {
-        if self.value(key).is_none() {
-            self.lines.push(JobLine { key, value, from, is_default });
+        match self.value(key) {
+            None => {
+                let set = self.set_of(key);
+                self.lines.push(JobLine { key, set, value, from, is_default });
+            }
+            Some(first) if COMMON_KEYS.contains(&key) && *first != value => {
+                self.differs(&from, format!("{key} holds for all sets of images, it is {first}"));
+            }
+            Some(_) => {}
         }
     }
 
-    /// What was written for a key of the job.
+    /// Takes back what was written for keys of this set of images.
+    pub fn leave_out(&mut self, keys: &[&str]) {
+        let set = Some(self.set);
+        self.lines.retain(|line| line.set != set || !keys.contains(&line.key));
+    }
+
+    /// What was written for a key of the job, or of this set of images.
     pub fn value(&self, key: &str) -> Option<&Value> {
-        self.lines.iter().find(|line| line.key == key).map(|line| &line.value)
+        self.value_of(key, self.set_of(key))
+    }
+
+    /// The same of a set.
+    pub fn value_of(&self, key: &str, set: Option<usize>) -> Option<&Value> {
+        let line = self.lines.iter().find(|line| line.key == key && line.set == set);
+        line.map(|line| &line.value)
+    }
+
+    fn set_of(&self, key: &str) -> Option<usize> {
+        let is_common = COMMON_KEYS.contains(&key);
+        key.starts_with("data.").then_some(if is_common { 0 } else { self.set })
     }
 
     /// A number as it is, or the trainer's default.
@@ -169,7 +232,11 @@ impl Mapping {
 
     fn note(&mut self, verdict: KeyVerdict, key: &str, why: String) {
         let value = self.config.value(key);
-        self.notes.push(KeyNote { verdict, key: key.into(), value, why });
+        let note = KeyNote { verdict, key: key.into(), value, why };
+        // What several sets of images have in common is told once.
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
     }
 
     /// Deals with the keys that no code asked for: by a rule, or as unknown ones.

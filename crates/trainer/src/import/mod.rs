@@ -114,7 +114,8 @@ fn from_document(
     let mut mapping = Mapping::new(trainer.name, (trainer.keys)(document)?, places);
     (trainer.map)(&mut mapping)?;
     mapping.deal_with_rest(trainer.rules);
-    let Mapping { lines, notes, .. } = mapping;
+    let lines = mapping.take_lines();
+    let Mapping { notes, .. } = mapping;
     let (refused, notes): (Vec<_>, Vec<_>) =
         notes.into_iter().partition(|note| note.verdict == KeyVerdict::Refused);
     if !refused.is_empty() {
@@ -141,8 +142,7 @@ fn check(imported: &ImportedJob, job: &Path) -> Result<(), ImportError> {
             ConfigError::Excluded { key, .. } => key,
             _ => "",
         };
-        let key = key.split('[').next().unwrap_or(key);
-        let from = imported.lines.iter().find(|line| line.key == key);
+        let from = imported.lines.iter().find(|line| line.names(key));
         let from = from.map_or_else(|| "the config".into(), |line| format!("`{}`", line.from));
         // The place is in a file that is not written.
         let problem = source.to_string();

@@ -54,13 +54,13 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         );
     }
     precision(mapping, family, is_full)?;
-    let folder = concepts(mapping)?;
+    concepts(mapping)?;
     adapter(mapping, family, is_full)?;
     train(mapping, family)?;
     timesteps(mapping)?;
     optimizer(mapping)?;
-    samples(mapping, family, folder.as_deref())?;
-    output(mapping, folder.as_deref(), is_full)
+    samples(mapping, family)?;
+    output(mapping, is_full)
 }
 
 fn precision(
@@ -101,54 +101,57 @@ fn list(mapping: &mut Mapping, name: &str, file: &str) -> Result<usize, ImportEr
     Ok(mapping.config.count(name))
 }
 
-/// Writes `[data]`; gives the folder.
-fn concepts(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
-    let n_concepts = list(mapping, "concepts", "concept_file_name")?;
-    let sizes = mapping.config.numbers("resolution")?;
-    let has_sides = !sizes.is_empty();
-    let side = sizes.iter().copied().reduce(f64::max).unwrap_or(512.0);
-    if sizes.len() > 1 {
-        mapping.differs(
-            "resolution",
-            format!("every image is seen at {side}, there at one of them by chance"),
-        );
-    }
-    let mut entries = Vec::new();
-    let mut first = None;
-    for index in 0..n_concepts {
+/// Writes `[data]`, or `[[data]]` of several concepts.
+fn concepts(mapping: &mut Mapping) -> Result<(), ImportError> {
+    for index in 0..list(mapping, "concepts", "concept_file_name")? {
         let key = |name: &str| format!("concepts[{index}].{name}");
         if mapping.config.flag(&key("enabled"))? == Some(false) {
             continue;
         }
-        match mapping.config.text(&key("type"))?.as_deref() {
-            None | Some("STANDARD") => {}
-            Some(_) => {
-                mapping.refuse(
-                    &key("type"),
-                    "hearth holds images out by data.validation, and has no prior preservation",
-                );
-                continue;
-            }
+        let kind = mapping.config.text(&key("type"))?;
+        let is_prior = kind.as_deref() == Some("PRIOR_PREDICTION");
+        if !is_prior && !matches!(kind.as_deref(), None | Some("STANDARD")) {
+            mapping.refuse(&key("type"), "hearth holds images out by data.validation");
+            continue;
         }
-        let folder = mapping
-            .config
-            .text(&key("path"))?
-            .ok_or_else(|| mapping.config.missing(&key("path")))?;
-        first = first.or(Some(index));
-        entries.push(DatasetEntry {
-            folder,
-            from: key("path"),
-            repeats: mapping.config.number(&key("balancing"))?.unwrap_or(1.0),
-            repeats_from: key("balancing"),
-            sides: vec![side],
-            sides_from: "resolution".into(),
-            has_sides,
-        });
+        let entry = entry(mapping, index)?;
+        data_folder::begin(mapping, &entry);
+        if is_prior {
+            mapping.set("data.target", "base", &key("type"));
+        }
+        concept(mapping, index)?;
     }
-    let Some(first) = first else { return Err(mapping.config.missing("concepts")) };
-    let folder = data_folder::write(mapping, &entries);
-    concept(mapping, first)?;
-    Ok(folder)
+    match mapping.folders[..] {
+        [] => Err(mapping.config.missing("concepts")),
+        _ => Ok(()),
+    }
+}
+
+fn entry(mapping: &mut Mapping, index: usize) -> Result<DatasetEntry, ImportError> {
+    let key = |name: &str| format!("concepts[{index}].{name}");
+    let from = key("path");
+    let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
+    let common = mapping.config.numbers("resolution")?;
+    let own = key("image.resolution_override");
+    let is_own = mapping.config.flag(&key("image.enable_resolution_override"))? == Some(true);
+    let (sizes, sides_from) =
+        if is_own { (mapping.config.numbers(&own)?, own) } else { (common, "resolution".into()) };
+    let side = sizes.iter().copied().reduce(f64::max).unwrap_or(512.0);
+    if sizes.len() > 1 {
+        mapping.differs(
+            &sides_from,
+            format!("every image is seen at {side}, there at one of them by chance"),
+        );
+    }
+    Ok(DatasetEntry {
+        folder,
+        from,
+        repeats: mapping.config.number(&key("balancing"))?.unwrap_or(1.0),
+        repeats_from: key("balancing"),
+        sides: vec![side],
+        sides_from,
+        has_sides: !sizes.is_empty(),
+    })
 }
 
 fn concept(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
@@ -161,6 +164,15 @@ fn concept(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
     }
     if mapping.config.flag(&key("image.enable_random_flip"))? == Some(true) {
         mapping.set("data.flip", true, &key("image.enable_random_flip"));
+    }
+    let weight = mapping.config.number(&key("loss_weight"))?;
+    if let Some(weight) = weight.filter(|weight| *weight != 1.0) {
+        mapping.set("data.loss_weight", weight, &key("loss_weight"));
+    }
+    if mapping.config.flag("masked_training")? == Some(true) {
+        mapping.set("data.masks", "beside", "masked_training");
+        mapping.number("unmasked_weight", "data.unmasked_weight", 0.1)?;
+        mapping.number("unmasked_probability", "data.unmasked_probability", 0.1)?;
     }
     let from = key("image.enable_crop_jitter");
     let jitter = mapping.config.flag(&from)?;
@@ -293,6 +305,16 @@ fn timesteps(mapping: &mut Mapping) -> Result<(), ImportError> {
         "mode" => mapping.set("train.mode_scale", weight, "noising_weight"),
         _ => {}
     }
+    for (from, key, all) in [
+        ("min_noising_strength", "train.timestep_min", 0.0),
+        ("max_noising_strength", "train.timestep_max", 1.0),
+    ] {
+        if let Some(share) = mapping.config.number(from)?.filter(|share| *share != all) {
+            mapping.set(key, share * 1000.0, from);
+            let why = "timesteps outside are drawn again; there all are squeezed into the range";
+            mapping.differs(from, why);
+        }
+    }
     let shift = mapping.config.number("timestep_shift")?;
     if mapping.config.flag("dynamic_timestep_shifting")? == Some(true) {
         mapping.set("train.timestep_shift", "resolution", "dynamic_timestep_shifting");
@@ -346,19 +368,14 @@ fn warmup(mapping: &mut Mapping) -> Result<(), ImportError> {
 }
 
 /// Steps between what is done every so often, if that is not counted in time.
-fn every(
-    mapping: &mut Mapping,
-    key: &str,
-    unit: &str,
-    folder: Option<&str>,
-) -> Result<Option<u64>, ImportError> {
+fn every(mapping: &mut Mapping, key: &str, unit: &str) -> Result<Option<u64>, ImportError> {
     let Some(count) = mapping.config.whole(key)? else {
         mapping.config.value(unit);
         return Ok(None);
     };
     match mapping.config.text(unit)?.as_deref() {
         Some("STEP") => Ok(Some(count)),
-        Some("EPOCH") => Ok(data_folder::steps_of_epochs(mapping, key, count, folder)),
+        Some("EPOCH") => Ok(data_folder::steps_of_epochs(mapping, key, count)),
         None | Some("NEVER") => Ok(None),
         Some(_) => {
             mapping.differs(unit, "hearth counts steps: its default");
@@ -367,11 +384,7 @@ fn every(
     }
 }
 
-fn samples(
-    mapping: &mut Mapping,
-    family: ForeignFamily,
-    folder: Option<&str>,
-) -> Result<(), ImportError> {
+fn samples(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     let n_samples = list(mapping, "samples", "sample_definition_file_name")?;
     let mut prompts = Vec::new();
     for index in 0..n_samples {
@@ -396,7 +409,7 @@ fn samples(
             prompt.guidance = prompt.cfg_scale.take();
         }
     }
-    let steps = every(mapping, "sample_after", "sample_after_unit", folder)?;
+    let steps = every(mapping, "sample_after", "sample_after_unit")?;
     let every = SampleNumber::of(steps.map(|steps| steps as f64), "sample_after");
     let defaults = SampleDefaults {
         from: "samples",
@@ -408,7 +421,7 @@ fn samples(
     Ok(())
 }
 
-fn output(mapping: &mut Mapping, folder: Option<&str>, is_full: bool) -> Result<(), ImportError> {
+fn output(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
     let typed = mapping.config.text("workspace_dir")?;
     let path = mapping.places.written(typed.as_deref().unwrap_or("workspace/run"));
     mapping.set_or("output.folder", typed.map(|_| path.clone()), path, "workspace_dir");
@@ -419,7 +432,7 @@ fn output(mapping: &mut Mapping, folder: Option<&str>, is_full: bool) -> Result<
             mapping.set("output.name", name, "output_model_destination");
         }
     }
-    if let Some(every) = every(mapping, "save_every", "save_every_unit", folder)? {
+    if let Some(every) = every(mapping, "save_every", "save_every_unit")? {
         mapping.set("output.save_every", every, "save_every");
     }
     let format = mapping.config.text("output_model_format")?;
@@ -472,12 +485,10 @@ const RULES: &[KeyRule] = &[
          concepts[].image.enable_random_saturation concepts[].image.enable_random_hue \
          concepts[].image.enable_fixed_flip concepts[].image.enable_fixed_rotate \
          concepts[].image.enable_fixed_brightness concepts[].image.enable_fixed_contrast \
-         concepts[].image.enable_fixed_saturation concepts[].image.enable_fixed_hue \
-         concepts[].image.enable_resolution_override",
-        "hearth flips sideways and crops alone, at one resolution",
+         concepts[].image.enable_fixed_saturation concepts[].image.enable_fixed_hue",
+        "hearth flips sideways and crops alone",
     ),
     differs("concepts[].include_subdirectories", "folders within are read too").unless(&["true"]),
-    differs("concepts[].loss_weight", "all images have the same weight").unless(&["1", "1.0"]),
     differs(
         "concepts[].text.tag_dropout_enable concepts[].text.caps_randomize_enable",
         "captions are used as they are",
@@ -488,16 +499,21 @@ const RULES: &[KeyRule] = &[
     differs("loss_scaler learning_rate_scaler", "the loss and the rate are as they are written"),
     differs(
         "offset_noise_weight generalized_offset_noise perturbation_noise_weight \
-         min_noising_strength rescale_noise_scheduler_to_zero_terminal_snr",
+         rescale_noise_scheduler_to_zero_terminal_snr",
         "hearth has no such change of noise",
     ),
-    differs("max_noising_strength", "all timesteps are trained").unless(&["1", "1.0"]),
     differs(
         "learning_rate_min_factor custom_learning_rate_scheduler scheduler_params*",
         "schedules end at 0",
     ),
     differs("learning_rate_cycles", "schedules run once over the whole job").unless(&["1", "1.0"]),
-    refused("masked_training", "hearth has no masked training"),
+    differs(
+        "normalize_masked_area_loss",
+        "the loss of an image with a mask is the mean over all of it",
+    )
+    .with("masked_training"),
+    differs("masked_prior_preservation_weight", "what a mask leaves out has no loss of its own")
+        .with("masked_training"),
     refused(
         "custom_conditioning_image force_v_prediction force_epsilon_prediction",
         "hearth trains by flow matching alone",
@@ -565,10 +581,6 @@ const RULES: &[KeyRule] = &[
         "nothing here depends on it",
     ),
     no_effect("huber_delta loss_weight_strength vb_loss_strength", "for losses that are off"),
-    no_effect(
-        "unmasked_probability unmasked_weight normalize_masked_area_loss \
-         masked_prior_preservation_weight",
-        "for `masked_training`",
-    ),
+    no_effect("unmasked_probability unmasked_weight", "for `masked_training`"),
     no_effect("ema_decay ema_update_step_interval", "for `ema`"),
 ];

@@ -56,7 +56,6 @@ pub(super) const RULES: &[KeyRule] = &[
         "what hearth does",
     ),
     no_effect("datasets[].type datasets[].replay_transforms", "as hearth does it"),
-    differs("datasets[].loss_multiplier", "all images have the same weight").unless(&["1", "1.0"]),
     no_effect(
         "datasets[].fps datasets[].shrink_video_to_frames datasets[].auto_frame_count \
          datasets[].trim_auto_frame_count_tail sample.num_frames sample.fps",
@@ -127,10 +126,9 @@ pub(super) const RULES: &[KeyRule] = &[
         "samples alone differ",
     ),
     refused(
-        "datasets[].mask_path datasets[].alpha_mask datasets[].inpaint_path datasets[].invert_mask",
-        "hearth has no masked training",
+        "datasets[].inpaint_path datasets[].invert_mask",
+        "hearth has neither inpainting nor masks that are black where they count",
     ),
-    refused("datasets[].is_reg datasets[].prior_reg", "hearth has no regularisation images"),
     refused(
         "datasets[].num_frames",
         "hearth trains videos with Kandinsky 5, which ai-toolkit does not have",

@@ -56,52 +56,39 @@ pub(super) fn plain(mapping: &Mapping) -> Vec<Sections> {
     (0..n_datasets).map(|dataset| Sections::new(dataset, None)).collect()
 }
 
-/// Writes the folder with its size and repeats; gives the folder as typed.
-pub(super) fn folder(
+/// Begins a set: writes its folder with its size and repeats; gives the folder as typed.
+pub(super) fn begin(
     mapping: &mut Mapping,
-    folders: &[Sections],
+    sections: &Sections,
     names: &[&str],
     default: &[f64],
-) -> Result<Option<String>, ImportError> {
-    let mut entries = Vec::new();
-    for sections in folders {
-        let mut from = sections.key(mapping, names[0]);
-        for name in names {
-            let key = sections.key(mapping, name);
-            if mapping.config.peek(&key).is_some() {
-                from = key;
-            }
+) -> Result<String, ImportError> {
+    let mut from = sections.key(mapping, names[0]);
+    for name in names {
+        let key = sections.key(mapping, name);
+        if mapping.config.peek(&key).is_some() {
+            from = key;
         }
-        let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
-        let repeats_from = sections.key(mapping, "num_repeats");
-        let repeats = mapping.config.number(&repeats_from)?.unwrap_or(1.0);
-        let sides_from = sections.key(mapping, "resolution");
-        let size = mapping.config.numbers(&sides_from)?;
-        let has_sides = !size.is_empty();
-        let size = if has_sides { size } else { default.to_vec() };
-        if let [width, height] = size[..]
-            && width != height
-        {
-            mapping.differs(
-                &sides_from,
-                "the area is the same; without buckets there, all images have this very size",
-            );
-        }
-        let sides = data_folder::side(&size).into_iter().collect();
-        entries.push(DatasetEntry {
-            folder,
-            from,
-            repeats,
-            repeats_from,
-            sides,
-            sides_from,
-            has_sides,
-        });
     }
-    if entries.is_empty() {
-        return Err(mapping.config.missing("dataset_config"));
+    let folder = mapping.config.text(&from)?.ok_or_else(|| mapping.config.missing(&from))?;
+    let repeats_from = sections.key(mapping, "num_repeats");
+    let repeats = mapping.config.number(&repeats_from)?.unwrap_or(1.0);
+    let sides_from = sections.key(mapping, "resolution");
+    let size = mapping.config.numbers(&sides_from)?;
+    let has_sides = !size.is_empty();
+    let size = if has_sides { size } else { default.to_vec() };
+    if let [width, height] = size[..]
+        && width != height
+    {
+        mapping.differs(
+            &sides_from,
+            "the area is the same; without buckets there, all images have this very size",
+        );
     }
-    Ok(data_folder::write(mapping, &entries))
+    let sides = data_folder::side(&size).into_iter().collect();
+    let entry = DatasetEntry { folder, from, repeats, repeats_from, sides, sides_from, has_sides };
+    data_folder::begin(mapping, &entry);
+    Ok(entry.folder)
 }
 
 /// Batch size and buckets of the first data set.
@@ -145,7 +132,7 @@ pub(super) fn caption_ending(
     Ok(ending)
 }
 
-/// Tells of a key that a later folder sets otherwise than the first.
+/// Tells of a key of batches that a later set has otherwise than the first.
 pub(super) fn tell_others(mapping: &mut Mapping, folders: &[Sections], names: &[&str]) {
     let Some((first, others)) = folders.split_first() else { return };
     for sections in others {
@@ -153,7 +140,7 @@ pub(super) fn tell_others(mapping: &mut Mapping, folders: &[Sections], names: &[
             let (mine, theirs) = (first.key(mapping, name), sections.key(mapping, name));
             let value = |key: &str| mapping.config.peek(key).cloned().unwrap_or(Value::Null);
             if value(&mine) != value(&theirs) {
-                mapping.differs(&theirs, "one folder has one setting, the first");
+                mapping.differs(&theirs, "batches are of several sets: the first decides");
             }
         }
     }

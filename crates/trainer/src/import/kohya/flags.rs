@@ -195,18 +195,36 @@ pub(super) fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimization::write_schedule(mapping, &keys, default)
 }
 
+/// The range of timesteps. Where it does not keep the shape, the whole distribution is squeezed into it there.
+pub(super) fn timestep_range(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let is_kept = mapping.config.flag("preserve_distribution_shape")? == Some(true);
+    for (from, key, all) in [
+        ("min_timestep", "train.timestep_min", 0.0),
+        ("max_timestep", "train.timestep_max", 1000.0),
+    ] {
+        let Some(number) = mapping.config.number(from)?.filter(|number| *number != all) else {
+            continue;
+        };
+        mapping.set(key, number, from);
+        if !is_kept {
+            let why =
+                "timesteps outside are drawn again, which keeps the shape of their distribution";
+            mapping.differs(from, why);
+        }
+    }
+    Ok(())
+}
+
 /// What kohya draws if a prompt does not say (`sample_images` of each trainer).
 pub(super) fn samples(
     mapping: &mut Mapping,
-    folder: Option<&str>,
     default: SampleDefaults<'_>,
 ) -> Result<(), ImportError> {
     let mut from = "sample_every_n_steps";
     let mut every = mapping.config.number(from)?;
     if let Some(epochs) = mapping.config.whole("sample_every_n_epochs")? {
         from = "sample_every_n_epochs";
-        every =
-            data_folder::steps_of_epochs(mapping, from, epochs, folder).map(|steps| steps as f64);
+        every = data_folder::steps_of_epochs(mapping, from, epochs).map(|steps| steps as f64);
     }
     let path = mapping.config.peek("sample_prompts").and_then(Value::as_str).unwrap_or_default();
     if !path.is_empty() && path.strip_suffix(".txt").is_none() {
@@ -226,7 +244,7 @@ pub(super) fn samples(
 }
 
 /// Folder, name, checkpoints, format.
-pub(super) fn output(mapping: &mut Mapping, folder: Option<&str>) -> Result<(), ImportError> {
+pub(super) fn output(mapping: &mut Mapping) -> Result<(), ImportError> {
     mapping.path("output_dir", "output.folder")?;
     if let Some(name) = mapping.config.text("output_name")? {
         mapping.set("output.name", name, "output_name");
@@ -235,7 +253,7 @@ pub(super) fn output(mapping: &mut Mapping, folder: Option<&str>) -> Result<(), 
     let mut from = "save_every_n_steps";
     if let Some(epochs) = mapping.config.whole("save_every_n_epochs")? {
         from = "save_every_n_epochs";
-        every = every.or(data_folder::steps_of_epochs(mapping, from, epochs, folder));
+        every = every.or(data_folder::steps_of_epochs(mapping, from, epochs));
     }
     if let Some(every) = every {
         mapping.set("output.save_every", every, from);

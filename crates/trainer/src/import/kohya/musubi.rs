@@ -25,7 +25,7 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let is_full = module.is_none();
     base(mapping, family)?;
     flags::precision(mapping, is_full)?;
-    let folder = data(mapping)?;
+    data(mapping)?;
     if is_full {
         mapping.set_default("adapter.kind", "full", "no network_module");
     } else {
@@ -36,6 +36,7 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     }
     flags::length(mapping)?;
     timesteps::write(mapping, "none", 1.0)?;
+    flags::timestep_range(mapping)?;
     if family == ForeignFamily::Flux {
         mapping.number("guidance_scale", "train.guidance_scale", 1.0)?;
     }
@@ -47,8 +48,8 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         has_guidance: family == ForeignFamily::Flux,
         ..SampleDefaults::default()
     };
-    flags::samples(mapping, folder.as_deref(), defaults)?;
-    flags::output(mapping, folder.as_deref())
+    flags::samples(mapping, defaults)?;
+    flags::output(mapping)
 }
 
 fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
@@ -68,8 +69,8 @@ fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError>
     Ok(())
 }
 
-/// Writes `[data]`; gives the folder.
-fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+/// Writes `[data]`, or `[[data]]` of several data sets.
+fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
     let file = mapping
         .document("dataset_config")?
         .ok_or_else(|| mapping.config.missing("dataset_config"))?;
@@ -83,33 +84,33 @@ fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
                     &from,
                     "put it into the folder of the images as metadata.jsonl, and name that folder",
                 );
-                return Ok(None);
+                return Ok(());
             }
         }
     }
+    let Some(first) = folders.first() else {
+        return Err(mapping.config.missing("dataset_config"));
+    };
     let names = ["image_directory", "video_directory"];
-    let folder = datasets::folder(mapping, &folders, &names, &[960.0, 544.0])?;
-    let first = &folders[0];
+    for sections in &folders {
+        datasets::begin(mapping, sections, &names, &[960.0, 544.0])?;
+        mapping.set_default("data.caption_dropout", 0.0, "no captions are dropped");
+        references(mapping, sections)?;
+        frames(mapping, sections)?;
+        datasets::caption_ending(mapping, sections, ".txt")?;
+    }
     datasets::batches(mapping, first)?;
-    mapping.set_default("data.caption_dropout", 0.0, "no captions are dropped");
-    references(mapping, first)?;
-    frames(mapping, first)?;
-    datasets::tell_others(
-        mapping,
-        &folders,
-        &["caption_extension", "batch_size", "enable_bucket", "control_directory"],
-    );
-    datasets::caption_ending(mapping, first, ".txt")?;
-    Ok(folder)
+    datasets::tell_others(mapping, &folders, &["batch_size", "enable_bucket", "bucket_no_upscale"]);
+    Ok(())
 }
 
-fn references(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
-    let from = first.key(mapping, "control_directory");
+fn references(mapping: &mut Mapping, set: &Sections) -> Result<(), ImportError> {
+    let from = set.key(mapping, "control_directory");
     let Some(folder) = mapping.config.text(&from)? else { return Ok(()) };
     let folder = mapping.places.written(&folder);
     mapping.set("data.references", folder, &from);
     for name in ["control_resolution", "qwen_image_edit_control_resolution"] {
-        let from = first.key(mapping, name);
+        let from = set.key(mapping, name);
         let size = mapping.config.numbers(&from)?;
         if let Some(side) = super::super::data_folder::side(&size) {
             mapping.set("data.reference_resolution", ((side / 32.0).round() * 32.0) as u64, &from);
@@ -118,8 +119,8 @@ fn references(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError
     Ok(())
 }
 
-fn frames(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
-    let from = first.key(mapping, "target_frames");
+fn frames(mapping: &mut Mapping, set: &Sections) -> Result<(), ImportError> {
+    let from = set.key(mapping, "target_frames");
     let frames = mapping.config.numbers(&from)?;
     let Some(most) = frames.iter().copied().reduce(f64::max).filter(|most| *most > 1.0) else {
         return Ok(());
@@ -131,12 +132,12 @@ fn frames(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
         );
     }
     mapping.set("data.frames", most as u64, &from);
-    let from = first.key(mapping, "frame_extraction");
+    let from = set.key(mapping, "frame_extraction");
     let method = mapping.config.text(&from)?;
     match method.as_deref().unwrap_or("head") {
         "head" => {}
         "uniform" => {
-            let from = first.key(mapping, "frame_sample");
+            let from = set.key(mapping, "frame_sample");
             let segments = mapping.config.whole(&from)?;
             mapping.set_or("data.segments", segments, 1, &from);
         }

@@ -62,9 +62,6 @@ pub(super) const BOTH: &[KeyRule] = &[
     differs("lr_scheduler_type lr_scheduler_args.*", "hearth has no such schedule"),
     differs("loss_type", "the loss is the mean squared error").unless(&["l2"]),
     no_effect("huber_*", "for `loss_type = huber`"),
-    differs("min_timestep", "all timesteps are trained"),
-    differs("max_timestep", "all timesteps are trained").unless(&["1000"]),
-    differs("preserve_distribution_shape", "all timesteps are trained"),
     differs(
         "scale_weight_norms network_args.rank_dropout network_args.module_dropout \
          network_args.loraplus* network_args.ggpo_* network_args.use_tucker network_args.use_scalar \
@@ -117,14 +114,9 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
         "an image without a caption is trained without one; in a folder called `10_sks dog` \
          it is `sks dog`",
     ),
-    refused("~is_reg reg_data_dir", "hearth has no regularisation images"),
     refused(
         "~metadata_file in_json",
         "captions stand beside images, or in metadata.jsonl with `file_name` and `text`",
-    ),
-    refused(
-        "~conditioning_data_dir ~alpha_mask masked_loss",
-        "hearth has no masked training and no ControlNet",
     ),
     refused("v2 v_parameterization", "hearth trains SD3 and FLUX.1 of those that sd-scripts has"),
     refused(

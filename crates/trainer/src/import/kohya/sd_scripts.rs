@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::data_folder;
+use super::super::data_folder::{self, DatasetEntry};
 use super::super::error::ImportError;
 use super::super::family::{ForeignFamily, TRAINED};
 use super::super::mapping::Mapping;
@@ -29,7 +29,7 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let vae = if family == ForeignFamily::Flux { "ae" } else { "vae" };
     flags::base(mapping, "pretrained_model_name_or_path", vae, encoders)?;
     flags::precision(mapping, is_full)?;
-    let folder = data(mapping)?;
+    data(mapping)?;
     if is_full {
         mapping.set_default("adapter.kind", "full", "no network_module");
     } else {
@@ -37,6 +37,7 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     }
     flags::length(mapping)?;
     loss(mapping, family)?;
+    flags::timestep_range(mapping)?;
     flags::optimizer(mapping)?;
     let is_flux = family == ForeignFamily::Flux;
     let number = SampleNumber::unless_said;
@@ -49,8 +50,8 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         has_guidance: is_flux,
         ..SampleDefaults::default()
     };
-    flags::samples(mapping, folder.as_deref(), defaults)?;
-    flags::output(mapping, folder.as_deref())
+    flags::samples(mapping, defaults)?;
+    flags::output(mapping)
 }
 
 fn family(mapping: &Mapping, module: Option<&str>, program: &str) -> Option<ForeignFamily> {
@@ -64,70 +65,102 @@ fn family(mapping: &Mapping, module: Option<&str>, program: &str) -> Option<Fore
     }
 }
 
-/// Writes `[data]`; gives the folder.
-fn data(mapping: &mut Mapping) -> Result<Option<String>, ImportError> {
+/// Writes `[data]`, or `[[data]]` of several subsets.
+fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
     if let Some(file) = mapping.document("dataset_config")? {
         mapping.config.add(DATASET, &file.root);
     }
-    let mut folders = datasets::subsets(mapping);
+    let mut subsets = datasets::subsets(mapping);
     let mut names: &[&str] = &["image_dir"];
-    if folders.is_empty() {
+    if subsets.is_empty() {
         if mapping.config.peek("train_data_dir").is_none() {
             return Err(mapping.config.missing("dataset_config"));
         }
-        (folders, names) = (vec![Sections::flags()], &["train_data_dir"]);
+        (subsets, names) = (vec![Sections::flags()], &["train_data_dir"]);
     }
-    let folder = datasets::folder(mapping, &folders, names, &[512.0])?;
-    let first = &folders[0];
-    datasets::batches(mapping, first)?;
-    let from = first.key(mapping, "bucket_reso_steps");
-    mapping.whole(&from, "data.bucket_step", 64)?;
-    captions(mapping, first)?;
-    let same = [
-        "caption_extension",
-        "caption_prefix",
-        "caption_dropout_rate",
-        "shuffle_caption",
-        "keep_tokens",
-        "flip_aug",
-        "random_crop",
-        "batch_size",
-        "enable_bucket",
-        "bucket_reso_steps",
-        "validation_split",
-    ];
-    datasets::tell_others(mapping, &folders, &same);
-    let ending = datasets::caption_ending(mapping, first, ".caption")?;
-    if let Some(folder) = &folder {
-        let from = "caption lines";
-        data_folder::tell_caption_lines(mapping, folder, &[&ending], from, "kohya the first line");
+    for subset in &subsets {
+        let folder = datasets::begin(mapping, subset, names, &[512.0])?;
+        let from = subset.key(mapping, "bucket_reso_steps");
+        mapping.whole(&from, "data.bucket_step", 64)?;
+        captions(mapping, subset)?;
+        masks(mapping, subset)?;
+        let from = subset.key(mapping, "is_reg");
+        if mapping.config.flag(&from)? == Some(true) {
+            regularisation(mapping, &from)?;
+        }
+        let ending = datasets::caption_ending(mapping, subset, ".caption")?;
+        let there = "kohya the first line";
+        data_folder::tell_caption_lines(mapping, &folder, &[&ending], "caption lines", there);
     }
-    Ok(folder)
+    if let Some(folder) = mapping.config.text("reg_data_dir")? {
+        let (from, repeats_from) = ("reg_data_dir".to_owned(), String::new());
+        let sides = mapping.value("data.resolution").and_then(Value::as_f64).into_iter().collect();
+        let (repeats, sides_from, has_sides) = (1.0, "resolution".to_owned(), true);
+        let entry =
+            DatasetEntry { folder, from, repeats, repeats_from, sides, sides_from, has_sides };
+        data_folder::begin(mapping, &entry);
+        captions(mapping, &subsets[0])?;
+        regularisation(mapping, "reg_data_dir")?;
+    }
+    datasets::batches(mapping, &subsets[0])?;
+    datasets::tell_others(mapping, &subsets, &["batch_size", "enable_bucket", "bucket_no_upscale"]);
+    Ok(())
 }
 
-fn captions(mapping: &mut Mapping, first: &Sections) -> Result<(), ImportError> {
-    let from = first.key(mapping, "caption_dropout_rate");
+fn captions(mapping: &mut Mapping, subset: &Sections) -> Result<(), ImportError> {
+    let from = subset.key(mapping, "caption_dropout_rate");
     mapping.number(&from, "data.caption_dropout", 0.0)?;
-    let from = first.key(mapping, "shuffle_caption");
+    let from = subset.key(mapping, "shuffle_caption");
     if mapping.config.flag(&from)? == Some(true) {
         mapping.set("data.shuffle_tags", true, &from);
-        let from = first.key(mapping, "keep_tokens");
+        let from = subset.key(mapping, "keep_tokens");
         mapping.whole(&from, "data.keep_tags", 0)?;
     }
     for (name, key, value) in [
         ("flip_aug", "data.flip", Value::from(true)),
         ("random_crop", "data.crop", Value::from("random")),
     ] {
-        let from = first.key(mapping, name);
+        let from = subset.key(mapping, name);
         if mapping.config.flag(&from)? == Some(true) {
             mapping.set(key, value, &from);
         }
     }
-    let from = first.key(mapping, "caption_prefix");
+    let from = subset.key(mapping, "caption_prefix");
     data_folder::write_caption_prefix(mapping, &from)?;
-    let from = first.key(mapping, "validation_split");
+    let from = subset.key(mapping, "validation_split");
     if let Some(share) = mapping.config.number(&from)?.filter(|share| *share > 0.0) {
         mapping.set("data.validation", share, &from);
+    }
+    Ok(())
+}
+
+/// A set as regularisation images; how often each is seen follows from the others.
+fn regularisation(mapping: &mut Mapping, from: &str) -> Result<(), ImportError> {
+    mapping.set("data.regularisation", true, from);
+    mapping.leave_out(&["data.repeats", "data.validation"]);
+    let weight = mapping.config.number("prior_loss_weight")?;
+    if let Some(weight) = weight.filter(|weight| *weight != 1.0) {
+        mapping.set("data.loss_weight", weight, "prior_loss_weight");
+    }
+    Ok(())
+}
+
+/// Without `masked_loss` it is a folder of images for `ControlNet`.
+fn masks(mapping: &mut Mapping, subset: &Sections) -> Result<(), ImportError> {
+    let is_masked = mapping.config.flag("masked_loss")? == Some(true);
+    let from = subset.key(mapping, "conditioning_data_dir");
+    match mapping.config.text(&from)? {
+        Some(folder) if is_masked => {
+            let folder = mapping.places.written(&folder);
+            mapping.set("data.masks", folder, &from);
+        }
+        Some(_) => mapping
+            .refuse(&from, "hearth has no ControlNet; with `masked_loss` it is a folder of masks"),
+        None => {}
+    }
+    let from = subset.key(mapping, "alpha_mask");
+    if mapping.config.flag(&from)? == Some(true) {
+        mapping.set("data.masks", "alpha", &from);
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ fn key(index: usize, name: &str) -> String {
     format!("{BACKENDS}[{index}].{name}")
 }
 
-/// Writes `[data]`.
+/// Writes `[data]`, or `[[data]]` of several backends.
 pub(super) fn write(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     let from = "data_backend_config";
     let file = mapping.document(from)?.ok_or_else(|| mapping.config.missing(from))?;
@@ -26,7 +26,6 @@ pub(super) fn write(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), 
         ));
     }
     mapping.config.add(BACKENDS, &file.root);
-    let mut entries = Vec::new();
     let mut first = None;
     for index in 0..mapping.config.count(BACKENDS) {
         let kind =
@@ -37,18 +36,22 @@ pub(super) fn write(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), 
             continue;
         }
         first = first.or(Some(index));
-        entries.push(entry(mapping, index)?);
+        let entry = entry(mapping, index)?;
+        data_folder::begin(mapping, &entry);
+        if let Some(step) = mapping.config.whole("aspect_bucket_alignment")? {
+            mapping.set("data.bucket_step", step, "aspect_bucket_alignment");
+        }
+        captions(mapping, index, &entry.folder)?;
+        cropping(mapping, index)?;
+        let from = key(index, "is_regularisation_data");
+        if mapping.config.flag(&from)? == Some(true) {
+            mapping.set("data.target", "base", &from);
+        }
+        references(mapping, index)?;
     }
     let Some(index) = first else {
         return Err(mapping.config.missing(&format!("{BACKENDS}[].instance_data_dir")));
     };
-    let folder = data_folder::write(mapping, &entries);
-    if let Some(step) = mapping.config.whole("aspect_bucket_alignment")? {
-        mapping.set("data.bucket_step", step, "aspect_bucket_alignment");
-    }
-    captions(mapping, index, folder.as_deref())?;
-    cropping(mapping, index)?;
-    references(mapping, index)?;
     if family == ForeignFamily::Kandinsky5Video {
         let from = key(index, "video.num_frames");
         if let Some(frames) = mapping.config.whole(&from)? {
@@ -95,7 +98,7 @@ fn entry(mapping: &mut Mapping, index: usize) -> Result<DatasetEntry, ImportErro
     })
 }
 
-fn captions(mapping: &mut Mapping, index: usize, folder: Option<&str>) -> Result<(), ImportError> {
+fn captions(mapping: &mut Mapping, index: usize, folder: &str) -> Result<(), ImportError> {
     mapping.number("caption_dropout_probability", "data.caption_dropout", 0.1)?;
     let from = key(index, "caption_strategy");
     let own = mapping.config.text(&from)?;
@@ -120,7 +123,7 @@ fn captions(mapping: &mut Mapping, index: usize, folder: Option<&str>) -> Result
     }
     let from = key(index, "disable_multiline_split");
     let is_whole = mapping.config.flag(&from)? == Some(true);
-    if let (Some(folder), "textfile", false) = (folder, strategy.as_str(), is_whole) {
+    if let ("textfile", false) = (strategy.as_str(), is_whole) {
         data_folder::tell_caption_lines(
             mapping,
             folder,
@@ -160,13 +163,21 @@ fn references(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
             continue;
         }
         let kind = mapping.config.text(&key(other, "conditioning_type"))?;
-        if !kind.as_deref().is_some_and(|kind| kind.starts_with("reference")) {
-            mapping.refuse(
-                &key(other, "conditioning_type"),
-                "hearth has reference images, not masks or ControlNets",
-            );
-        }
         let folder = mapping.config.text(&key(other, "instance_data_dir"))?;
+        match kind.as_deref() {
+            Some("mask") => {
+                if let Some(folder) = folder {
+                    let folder = mapping.places.written(&folder);
+                    mapping.set("data.masks", folder, &from);
+                }
+                continue;
+            }
+            Some(kind) if kind.starts_with("reference") => {}
+            _ => mapping.refuse(
+                &key(other, "conditioning_type"),
+                "hearth has reference images and masks, not ControlNets",
+            ),
+        }
         folders.extend(folder.map(|folder| mapping.places.written(&folder)));
     }
     if !folders.is_empty() {

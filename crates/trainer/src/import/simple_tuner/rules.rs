@@ -158,7 +158,6 @@ pub(super) const RULES: &[KeyRule] = &[
     ),
     differs("conditioning_multidataset_sampling", "every image has all of its references")
         .unless(&["combined"]),
-    refused("backends[].is_regularisation_data", "hearth has no regularisation images"),
     refused(
         "backends[].conditioning backends[].slider_strength slider_lora_target",
         "hearth has reference images alone",
