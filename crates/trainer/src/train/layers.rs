@@ -1,6 +1,5 @@
 //! Checks once in a run that gradients reach every trained layer.
 
-use super::data_parallel::DataParallel;
 use super::run::TrainingRun;
 use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
@@ -12,11 +11,11 @@ use crate::task::traits::DataLoader;
 const CHECK_AT_STEP: u64 = 4;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
-    /// Checks the gradients of that step, before they are applied. Single layers without a gradient give a
-    /// warning (as the prompt's queries in the last block of SD3, if they are targeted); all of them, an error.
-    pub(super) fn check_layers(&mut self) -> Result<()> {
-        let has_samples = self.parallel.as_ref().is_none_or(DataParallel::has_gradients);
-        if self.progress.step + 1 != CHECK_AT_STEP || !has_samples {
+    /// Checks the gradients of that step, before they are applied, if any sample gave some. Single layers without a
+    /// gradient give a warning (as the prompt's queries in the last block of SD3, if they are targeted); all of them,
+    /// an error.
+    pub(super) fn check_layers(&mut self, has_gradients: bool) -> Result<()> {
+        if self.progress.step + 1 != CHECK_AT_STEP || !has_gradients {
             return Ok(());
         }
         let without = self.with_fallback(|run| run.session.layers_without_gradient())?;

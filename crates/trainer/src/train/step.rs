@@ -61,9 +61,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let (begun, launches) = (Instant::now(), self.device.launches());
         let copy_wait = self.device.copy_wait_secs();
         let mut accumulated = self.accumulate(ahead)?;
-        self.exchange(&mut accumulated.sums)?;
+        let has_gradients = self.exchange(&mut accumulated.sums)?;
         let ReducedStep { loss, norm } = self.reduce(&accumulated)?;
-        self.check_layers()?;
+        self.check_layers(has_gradients)?;
         let learning_rate = self.apply(&norm)?;
         let peak_bytes = self.end_phases()?;
         let rest_secs = self.pacing.rest_secs();

@@ -207,15 +207,19 @@ impl<'a> DataParallel<'a> {
         })
     }
 
-    /// Whether gradients arrive here: those of all ranks, or of this one's samples where it takes local steps.
-    pub fn has_gradients(&self) -> bool {
-        !self.is_local || self.part() > 0.0
+    /// Whether ranks take steps of their own, between averages.
+    pub fn is_local(&self) -> bool {
+        self.is_local
     }
 
-    /// The part of this rank in the average after local steps: that of its samples.
+    /// The part of this rank in the average after local steps: that of the samples it computed in them.
     pub fn part(&self) -> f64 {
-        let n = |rank: usize| self.shares.of(rank).len() as f64;
-        n(self.world.rank()) / (0..self.world.size()).map(n).sum::<f64>()
+        self.shares.part(self.world.rank())
+    }
+
+    /// The weights were averaged.
+    pub fn begin_round(&mut self) {
+        self.shares.begin_round();
     }
 
     /// The ranks.
@@ -275,8 +279,8 @@ impl<'a> DataParallel<'a> {
         Err(part.err().unwrap_or(TrainerError::OtherRank { rank, problem: problem.into() }))
     }
 
-    /// Sums the losses and gradients of a step over all ranks, or the losses alone where ranks take local steps, and learns how long every rank took for its part. The next
-    /// steps are shared accordingly.
+    /// Sums the losses and gradients of a step over all ranks, or the losses alone where ranks take local steps, and learns
+    /// how long every rank took for its part. The next steps are shared accordingly.
     pub(super) fn sum<T: Task>(
         &mut self,
         sums: LossSums,

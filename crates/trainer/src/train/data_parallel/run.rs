@@ -40,13 +40,16 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
         agreed
     }
 
-    /// Sums what every rank accumulated.
-    pub(in super::super) fn exchange(&mut self, sums: &mut LossSums) -> Result<()> {
-        let Some(parallel) = &mut self.parallel else { return Ok(()) };
+    /// Sums what every rank accumulated. Says whether there are gradients here: in a step without a token that counts
+    /// there are none, nor where a rank takes local steps and had no sample.
+    pub(in super::super) fn exchange(&mut self, sums: &mut LossSums) -> Result<bool> {
+        let Some(parallel) = &mut self.parallel else { return Ok(sums.weight > 0.0) };
+        let own_weight = sums.weight;
         *sums = parallel.sum(*sums, self.pacing.celsius(), &mut self.session)?;
         let step = self.progress.step + 1;
         let told = parallel.told_shares(step).into_iter().chain(parallel.told_granularity(step));
-        self.events.emit_all(told)
+        self.events.emit_all(told)?;
+        Ok(if parallel.is_local() { own_weight } else { sums.weight } > 0.0)
     }
 
     /// Evaluates and decides; of several ranks the first does, and the others follow.
@@ -77,7 +80,9 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
             parallel.map(DataParallel::world),
             parallel.map_or(1.0, DataParallel::part),
         )?;
-        parallel.map_or(Ok(()), |parallel| parallel.check_weights(&self.session))
+        let Some(parallel) = &mut self.parallel else { return Ok(()) };
+        parallel.begin_round();
+        parallel.check_weights(&self.session)
     }
 
     fn decide_together(

@@ -32,6 +32,8 @@ pub struct RankTimes {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepShares {
     samples: Vec<usize>,
+    /// Samples that each has computed since the last average of weights.
+    round: Vec<usize>,
     /// Seconds of a sample, as measured.
     sample_secs: Vec<Option<f64>>,
     times: Vec<RankTimes>,
@@ -60,6 +62,7 @@ impl StepShares {
     pub fn equal(size: usize, n_samples: usize) -> Self {
         Self {
             samples: shares(&vec![1.0; size], n_samples),
+            round: vec![0; size],
             sample_secs: vec![None; size],
             times: vec![RankTimes::default(); size],
         }
@@ -71,8 +74,23 @@ impl StepShares {
         start..start + self.samples[rank]
     }
 
-    /// Learns how long every rank took, from the sums of [`RankTimes::spread`]; says whether shares change.
+    /// A rank's part of the samples since the last average of weights; before any, of those of a step.
+    pub fn part(&self, rank: usize) -> f64 {
+        let counted = if self.round.iter().any(|n| *n > 0) { &self.round } else { &self.samples };
+        counted[rank] as f64 / counted.iter().sum::<usize>() as f64
+    }
+
+    /// The weights were averaged.
+    pub fn begin_round(&mut self) {
+        self.round.fill(0);
+    }
+
+    /// Learns how long every rank took for its samples of a step, from the sums of [`RankTimes::spread`]; says whether
+    /// the next steps are shared otherwise.
     pub fn learn(&mut self, numbers: &[f64]) -> bool {
+        for (all, samples) in self.round.iter_mut().zip(&self.samples) {
+            *all += samples;
+        }
         self.times = numbers.chunks(RankTimes::LEN).map(RankTimes::from_numbers).collect();
         let ranks = self.sample_secs.iter_mut().zip(&self.times).zip(&self.samples);
         for ((known, times), n) in ranks.filter(|(_, n)| **n > 0) {
@@ -137,6 +155,19 @@ mod tests {
         };
         let both = rank(0).spread(0, 2).into_iter().zip(rank(1).spread(1, 2));
         both.map(|(one, other)| one + other).collect()
+    }
+
+    #[test]
+    fn a_round_is_averaged_by_the_samples_that_were_computed() {
+        let mut shares = StepShares::equal(2, 24);
+        assert_eq!(shares.part(0), 0.5);
+        // The next steps are shared otherwise; this one was not.
+        assert!(shares.learn(&times([6.0, 12.0])));
+        assert_eq!((shares.of(0).len(), shares.part(0)), (16, 0.5));
+        shares.learn(&times([8.0, 8.0]));
+        assert_eq!(shares.part(0), 28.0 / 48.0);
+        shares.begin_round();
+        assert_eq!(shares.part(0), 16.0 / 24.0);
     }
 
     #[test]
