@@ -488,6 +488,18 @@ impl Device {
         Ok(tensor)
     }
 
+    /// A tensor of values that are only made where there is a place for them: not on the meta device, which would make
+    /// the same tables again in every dry run of a plan.
+    pub fn upload_with<T: Element>(
+        &self,
+        shape: impl Into<Shape>,
+        make: impl FnOnce() -> Vec<T>,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        let values = if self.is_meta() { vec![T::default(); shape.elements()] } else { make() };
+        self.upload(shape, &values)
+    }
+
     /// A tensor of these values in another real dtype.
     ///
     /// # Panics

@@ -102,7 +102,7 @@ pub fn rotary_table<const AXES: usize>(
 ) -> Result<Tensor> {
     let sizes = [positions.len() / axes.len(), axes.iter().sum()];
     let axes = axes.map(|width| RopeAxis::new(width, theta));
-    Ok(tape.device().upload(sizes, &rope_table(&axes, positions))?)
+    Ok(tape.device().upload_with(sizes, || rope_table(&axes, positions))?)
 }
 
 /// Checks that the axes of a rotary embedding fill a head.

@@ -110,17 +110,17 @@ impl LatentStatistics {
         LatentShape { frames, height, width, .. }: LatentShape,
         each: impl Fn(f32, f32, f32) -> f32,
     ) -> Vec<f32> {
-        let (patch, of_channel) = (self.patch, (frames * height * width).max(1));
-        let place = |at: usize| {
-            let (channel, pixel) = (at / of_channel, at % of_channel);
-            let (row, column) = (pixel / width % height % patch, pixel % width % patch);
-            (channel * patch + row) * patch + column
-        };
-        let numbers = latents.iter().enumerate().map(|(at, latent)| {
-            let index = place(at);
-            each(*latent, self.shift[index], self.scale[index])
-        });
-        numbers.collect()
+        let patch = self.patch;
+        let mut mapped = Vec::with_capacity(latents.len());
+        for (line, latents) in latents.chunks(width.max(1)).enumerate() {
+            let (channel, row) = (line / (frames * height), line % height % patch);
+            let of_row = (channel * patch + row) * patch;
+            mapped.extend(latents.iter().enumerate().map(|(column, latent)| {
+                let index = of_row + column % patch;
+                each(*latent, self.shift[index], self.scale[index])
+            }));
+        }
+        mapped
     }
 }
 

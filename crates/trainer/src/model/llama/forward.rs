@@ -78,9 +78,9 @@ impl BlockInputs {
         let axes =
             sections.map(|n| RopeAxis { frequencies: frequencies.by_ref().take(n).collect() });
         let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
-        let table = rope_table(&axes, &places);
-        let rope_table = device.upload([positions.len(), config.head_dim], &table)?;
-        Ok(Self::with_table(rope_table, false))
+        let sizes = [positions.len(), config.head_dim];
+        let table = device.upload_with(sizes, || rope_table(&axes, &places))?;
+        Ok(Self::with_table(table, false))
     }
 
     /// The same, where each token attends from a first one on; to no more than `window`, if that is given.
@@ -275,7 +275,7 @@ fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) 
     let LlamaConfig { rope, head_dim, .. } = config;
     let sizes = [positions.len(), *head_dim];
     let positions: Vec<f32> = positions.map(|position| position as f32).collect();
-    Ok(device.upload(sizes, &rope_table(&[rope.axis(*head_dim)], &positions))?)
+    Ok(device.upload_with(sizes, || rope_table(&[rope.axis(*head_dim)], &positions))?)
 }
 
 /// Attention and a feed-forward, each with a residual connection.

@@ -27,8 +27,8 @@ pub fn scale_factor(is_video: bool, size: [usize; 2]) -> [f64; 3] {
 /// The rotary table of a prompt of so many tokens.
 pub fn text_table(tape: &Tape<'_>, n: usize, head_dim: usize) -> Result<Tensor> {
     let places: Vec<f32> = (0..n).map(|at| at as f32).collect();
-    let table = rope_table(&[RopeAxis::new(head_dim, THETA)], &places);
-    Ok(tape.device().upload([n, head_dim], &table)?)
+    let axes = [RopeAxis::new(head_dim, THETA)];
+    Ok(tape.device().upload_with([n, head_dim], || rope_table(&axes, &places))?)
 }
 
 /// The rotary table of a grid of tokens: frames, rows, columns.
@@ -39,8 +39,8 @@ pub fn grid_table(
     scale: [f64; 3],
 ) -> Result<Tensor> {
     let n = grid.iter().product();
-    let table = grid_values(grid, axes_dims, scale);
-    Ok(tape.device().upload([n, axes_dims.iter().sum()], &table)?)
+    let sizes = [n, axes_dims.iter().sum()];
+    Ok(tape.device().upload_with(sizes, || grid_values(grid, axes_dims, scale))?)
 }
 
 /// Angles of an axis are computed once, not for every token: a clip has 47,616 of them.

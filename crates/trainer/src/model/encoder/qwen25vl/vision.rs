@@ -180,9 +180,9 @@ impl VisionInputs {
         let positions: Vec<f32> = places.as_flattened().iter().map(|at| *at as f32).collect();
         let d_head = config.hidden_size / config.num_heads;
         let axis = RopeAxis::new(d_head / 2, config.rope_parameters.rope_theta);
-        let table = rope_table(&[axis.clone(), axis], &positions);
-        let rope_table = device.upload([grid.len(), d_head], &table)?;
-        Ok(Self { order, rope_table })
+        let axes = [axis.clone(), axis];
+        let table = device.upload_with([grid.len(), d_head], || rope_table(&axes, &positions))?;
+        Ok(Self { order, rope_table: table })
     }
 
     /// The order of its patches.
