@@ -26,6 +26,8 @@ pub enum ModelKind {
     Image,
     /// Llama, Mistral, Qwen2 or Qwen3, as a folder or a GGUF file.
     Language,
+    /// Qwen2.5-VL, as a folder.
+    VisionLanguage,
 }
 
 /// What lies at a path.
@@ -35,6 +37,14 @@ enum DetectedModel {
     Known(ModelKind, String),
     /// Anything else, described.
     Other(String),
+}
+
+impl DetectedModel {
+    fn name(self) -> String {
+        match self {
+            Self::Known(_, name) | Self::Other(name) => name,
+        }
+    }
 }
 
 /// A model, open.
@@ -79,12 +89,15 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     let (found, hint) = match detect(path) {
         None => return Ok(()),
         Some(DetectedModel::Known(kind, _)) if kind == needed => return Ok(()),
+        Some(found) if needed == ModelKind::VisionLanguage => (found.name(), WRITES_CAPTIONS),
+        Some(DetectedModel::Known(ModelKind::VisionLanguage, name)) => (name, CAPTIONS_ALONE),
         Some(DetectedModel::Known(_, name)) => (name, SWAPPED),
         Some(DetectedModel::Other(name)) => (name, SO_FAR),
     };
     let expected = match needed {
         ModelKind::Image => IMAGE_MODELS,
         ModelKind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
+        ModelKind::VisionLanguage => "a Qwen2.5-VL model",
     };
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
 }
@@ -126,6 +139,11 @@ const IMAGE_MODELS: &str =
 const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
                       Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
+
+/// The remedy for a model that writes no captions.
+pub const WRITES_CAPTIONS: &str = "captions are written by Qwen2.5-VL: Qwen/Qwen2.5-VL-3B-Instruct, -7B-Instruct, or the text encoder of \
+                               a Qwen-Image folder";
+const CAPTIONS_ALONE: &str = "it is not trained: `hearth caption` writes captions with it, and Qwen-Image has it as text encoder";
 
 fn detect(path: &Path) -> Option<DetectedModel> {
     if !path.is_dir() {
@@ -214,6 +232,10 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
     if part.is_none() && ["llama", "mistral", "qwen2", "qwen3"].contains(&kind) {
         let name = format!("a language model ({})", class.unwrap_or(kind));
         return Some(DetectedModel::Known(ModelKind::Language, name));
+    }
+    if part.is_none() && kind == "qwen2_5_vl" {
+        let name = format!("a vision-language model ({})", class.unwrap_or(kind));
+        return Some(DetectedModel::Known(ModelKind::VisionLanguage, name));
     }
     let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
     let what = match class {

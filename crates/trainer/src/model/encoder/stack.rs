@@ -64,7 +64,8 @@ impl From<Vec<u32>> for PromptTokens {
 }
 
 impl PromptTokens {
-    fn layout(&self) -> TokenLayout {
+    /// Where its images are.
+    pub(crate) fn layout(&self) -> TokenLayout {
         let images = self.images.iter().map(|image| image.span).collect();
         TokenLayout { n: self.ids.len(), images }
     }
@@ -244,13 +245,18 @@ fn sees_none(prompt: &PromptTokens) -> TrainerError {
 
 /// The embeddings of a prompt's tokens, with the hidden states of images in their places.
 fn embed_prompt(tape: &Tape<'_>, prompt: &PromptTokens, tokens: &Var) -> Result<Var> {
-    let (device, n) = (tape.device(), prompt.ids.len());
-    let x = embed(tape, &device.upload([1, n], &prompt.ids)?, tokens)?;
-    if prompt.images.is_empty() {
+    let ids = tape.device().upload([1, prompt.ids.len()], &prompt.ids)?;
+    with_images(tape, embed(tape, &ids, tokens)?, &prompt.images)
+}
+
+/// Embedded tokens, x [1, N, D], with the hidden states of images in their places.
+pub(crate) fn with_images(tape: &Tape<'_>, x: Var, images: &[ImageTokens]) -> Result<Var> {
+    if images.is_empty() {
         return Ok(x);
     }
+    let (device, n) = (tape.device(), x.shape().sizes()[1]);
     let (mut parts, mut from) = (Vec::new(), 0);
-    for ImageTokens { span, features } in &prompt.images {
+    for ImageTokens { span, features } in images {
         let n_tokens = span.rows * span.columns;
         parts.push(tape.split_tokens(&x, from..span.first)?);
         parts.push(device.upload_as([1, n_tokens, x.shape().width()], features, x.dtype())?.into());

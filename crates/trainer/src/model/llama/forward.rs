@@ -66,21 +66,14 @@ impl BlockInputs {
         Self { rope_table, first_keys: None, window: None, key_lengths: None, recomputes_queries }
     }
 
-    /// The same for tokens with a position on each of several axes. Of the pairs of a head, each axis turns as many as its
-    /// section has.
+    /// The same for tokens with a position on each of several axes, of which each turns its section of a head.
     pub fn of_sections<const AXES: usize>(
         config: &LlamaConfig,
         device: &Device,
         sections: [usize; AXES],
         positions: &[[usize; AXES]],
     ) -> Result<Self> {
-        let mut frequencies = config.rope.axis(config.head_dim).frequencies.into_iter();
-        let axes =
-            sections.map(|n| RopeAxis { frequencies: frequencies.by_ref().take(n).collect() });
-        let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
-        let sizes = [positions.len(), config.head_dim];
-        let table = device.upload_with(sizes, || rope_table(&axes, &places))?;
-        Ok(Self::with_table(table, false))
+        Ok(Self::with_table(section_table(config, device, sections, positions)?, false))
     }
 
     /// The same, where each token attends from a first one on; to no more than `window`, if that is given.
@@ -196,6 +189,33 @@ impl Llama {
         self.normed(tape, &x)
     }
 
+    /// The same of embedded tokens, x [1, n, D], that have a position on each of several axes. Those that follow go on
+    /// behind the largest.
+    pub fn forward_cached_sections<'m, const AXES: usize>(
+        &'m self,
+        tape: &Tape<'m>,
+        x: Var,
+        sections: [usize; AXES],
+        positions: &[[usize; AXES]],
+        cache: &mut KvCache,
+    ) -> Result<Var> {
+        let table = section_table(&self.config, tape.device(), sections, positions)?;
+        let swap = self.block_swap.as_ref();
+        let x = run_with_table(&self.blocks, swap, tape, x, cache, &table, None)?;
+        let largest = positions.as_flattened().iter().max();
+        cache.set_next_position(largest.map_or(0, |largest| largest + 1));
+        self.normed(tape, &x)
+    }
+
+    /// The same model with activations in f32 where they would be in f16: those of some models outgrow it.
+    #[must_use]
+    pub fn with_wide_activations(mut self) -> Self {
+        if self.dtype == Dtype::F16 {
+            self.dtype = Dtype::F32;
+        }
+        self
+    }
+
     /// The logits of all tokens after each of `hidden` [.., D]: [.., vocabulary], f32, since in 16 bits
     /// several would often be the largest.
     pub fn logits(&self, tape: &Tape<'_>, hidden: &Var) -> Result<Var> {
@@ -203,8 +223,8 @@ impl Llama {
         Ok(tape.linear(&hidden, Linear::new(&self.head(tape)))?)
     }
 
-    /// [S, N, D]
-    fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
+    /// The embeddings of `ids` [S, N]: [S, N, D].
+    pub fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
         // A trained embedding is held in f32.
         Ok(tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?)
     }
@@ -247,13 +267,27 @@ pub fn run_cached_blocks<'m>(
     block_swap: Option<&'m BlockSwap>,
     config: &LlamaConfig,
     tape: &Tape<'m>,
+    x: Var,
+    cache: &mut KvCache,
+    window: Option<usize>,
+) -> Result<Var> {
+    let (position, n) = (cache.next_position(), x.shape().sizes()[1]);
+    let table = rotary_table(config, tape.device(), position..position + n)?;
+    run_with_table(blocks, block_swap, tape, x, cache, &table, window)
+}
+
+/// The same with a rotary table of their positions.
+fn run_with_table<'m>(
+    blocks: &'m [LlamaBlock],
+    block_swap: Option<&'m BlockSwap>,
+    tape: &Tape<'m>,
     mut x: Var,
     cache: &mut KvCache,
+    table: &Tensor,
     window: Option<usize>,
 ) -> Result<Var> {
     let (first, n) = (cache.n_tokens(), x.shape().sizes()[1]);
     cache.check_room(n)?;
-    let table = rotary_table(config, tape.device(), first..first + n)?;
     let first_keys = window.map(|window| {
         let first_key = |at: usize| (at + 1).saturating_sub(window) as u32;
         let first_keys: Vec<u32> = (first..first + n).map(first_key).collect();
@@ -262,7 +296,7 @@ pub fn run_cached_blocks<'m>(
     let first_keys = first_keys.transpose()?;
     for (index, (block, held)) in blocks.iter().zip(&mut cache.blocks).enumerate() {
         x = tape.run_block(block_swap, index, || {
-            block.forward_cached(tape, &x, &table, held, first, first_keys.as_ref())
+            block.forward_cached(tape, &x, table, held, first, first_keys.as_ref())
         })?;
     }
     cache.skip_to(first + n);
@@ -276,6 +310,21 @@ fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) 
     let sizes = [positions.len(), *head_dim];
     let positions: Vec<f32> = positions.map(|position| position as f32).collect();
     Ok(device.upload_with(sizes, || rope_table(&[rope.axis(*head_dim)], &positions))?)
+}
+
+/// The rotary table of tokens with a position on each of several axes. Of the pairs of a head, each axis turns as many as
+/// its section has.
+fn section_table<const AXES: usize>(
+    config: &LlamaConfig,
+    device: &Device,
+    sections: [usize; AXES],
+    positions: &[[usize; AXES]],
+) -> Result<Tensor> {
+    let mut frequencies = config.rope.axis(config.head_dim).frequencies.into_iter();
+    let axes = sections.map(|n| RopeAxis { frequencies: frequencies.by_ref().take(n).collect() });
+    let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
+    let sizes = [positions.len(), config.head_dim];
+    Ok(device.upload_with(sizes, || rope_table(&axes, &places))?)
 }
 
 /// Attention and a feed-forward, each with a residual connection.

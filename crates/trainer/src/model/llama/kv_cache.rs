@@ -11,6 +11,8 @@ pub struct KvCache {
     pub(super) blocks: Vec<[Tensor; 2]>,
     n_tokens: usize,
     max_tokens: usize,
+    /// How far the position of the next token is behind the number of tokens: an image takes more tokens than positions.
+    position_lag: usize,
 }
 
 impl KvCache {
@@ -24,7 +26,8 @@ impl KvCache {
         let sizes = [most, config.num_key_value_heads * config.head_dim];
         let room = || device.zeros(sizes, dtype);
         let blocks = (0..config.num_hidden_layers).map(|_| Ok([room()?, room()?]));
-        Ok(Self { blocks: blocks.collect::<Result<_>>()?, n_tokens: 0, max_tokens: most })
+        let blocks = blocks.collect::<Result<_>>()?;
+        Ok(Self { blocks, n_tokens: 0, max_tokens: most, position_lag: 0 })
     }
 
     /// Tokens that it holds.
@@ -35,6 +38,21 @@ impl KvCache {
     /// Tokens that there is room for.
     pub(crate) fn room(&self) -> usize {
         self.max_tokens - self.n_tokens
+    }
+
+    /// The rotary position of the next token.
+    pub(super) fn next_position(&self) -> usize {
+        self.n_tokens.saturating_sub(self.position_lag)
+    }
+
+    /// Says which position the next token has, where that is not the number of tokens before it.
+    pub(super) fn set_next_position(&mut self, position: usize) {
+        self.position_lag = self.n_tokens.saturating_sub(position);
+    }
+
+    /// Forgets all of it, for another text.
+    pub(crate) fn clear(&mut self) {
+        (self.n_tokens, self.position_lag) = (0, 0);
     }
 
     /// Continues at another length of the same text: a dry run need not compute every token, and what stands behind is

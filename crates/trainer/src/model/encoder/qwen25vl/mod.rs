@@ -1,6 +1,6 @@
 //! Qwen2.5-VL as a text encoder (transformers' `Qwen2_5_VLForConditionalGeneration`): the language model of `llama/` with
-//! its last hidden state after the final norm. The output layer is never loaded, the vision tower only for prompts with
-//! images.
+//! its last hidden state after the final norm. The output layer is not loaded, the vision tower only for prompts with
+//! images. `vision_language` is all of it, which writes about images.
 //!
 //! Its rotary positions have three axes, for images; those of text are equal on all, which is one axis.
 
@@ -8,6 +8,7 @@ mod positions;
 pub mod processor;
 pub mod tower;
 pub mod vision;
+pub mod vision_language;
 pub mod windows;
 
 use compute::{Device, Result as Computed, Tape, Tensor, Var};
@@ -59,8 +60,7 @@ impl Qwen25VlConfig {
             max_position_embeddings: 128_000,
             rms_norm_eps: 1e-6,
             rope: RopeConfig { theta: DEFAULT_THETA, scaling: RopeScaling::None },
-            // The output layer is not asked for.
-            tie_word_embeddings: true,
+            tie_word_embeddings: false,
             attention_bias: false,
             mlp_bias: false,
             window: None,
@@ -95,15 +95,21 @@ impl<'de> Deserialize<'de> for Qwen25VlConfig {
         use serde::de::Error;
         let mut settings = Map::<String, Value>::deserialize(from)?;
         let vision = vision_config(settings.remove("vision_config"));
+        let is_tied = |settings: &Map<String, Value>| {
+            settings.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false)
+        };
+        let outer_is_tied = is_tied(&settings);
         let text = settings.remove("text_config");
         let text = text.unwrap_or(Value::Object(settings));
         let Value::Object(text) = text else {
             return Err(D::Error::custom(format!("text_config is {text}, expected settings")));
         };
+        // transformers from version 5 on has it beside `text_config`, older ones within it.
+        let tie_word_embeddings = outer_is_tied || is_tied(&text);
         let mrope_section = mrope_section(&text).map_err(D::Error::custom)?;
         let text = serde_json::from_value(as_qwen2(text));
         let text: LlamaConfig = text.map_err(D::Error::custom)?;
-        Ok(Self { text: LlamaConfig { tie_word_embeddings: true, ..text }, mrope_section, vision })
+        Ok(Self { text: LlamaConfig { tie_word_embeddings, ..text }, mrope_section, vision })
     }
 }
 

@@ -126,6 +126,28 @@ impl ImageProcessor {
         Ok((read, path))
     }
 
+    /// That of the published models, for a vision tower of these settings: pipelines for images come without one.
+    pub fn published_for(vision: &VisionConfig) -> std::result::Result<Self, Unsupported> {
+        let published = Self::published();
+        published.check(vision).map(|()| published)
+    }
+
+    /// Smaller images are scaled up to so many pixels.
+    pub fn min_pixels(&self) -> u64 {
+        self.pixels[0]
+    }
+
+    /// The same with images of at most so many pixels.
+    pub fn with_max_pixels(self, most: u64) -> Result<Self> {
+        let [least, own] = self.pixels;
+        if most < least {
+            let problem =
+                format!("images of at most {most} pixels, the model sees {least} at least");
+            return Err(TrainerError::Request { problem, hint: "give a larger --max-pixels" });
+        }
+        Ok(Self { pixels: [least, own.min(most)], ..self })
+    }
+
     /// Checks that it cuts up images as the tower sees them.
     fn check(&self, vision: &VisionConfig) -> std::result::Result<(), Unsupported> {
         let [least, most] = self.pixels;

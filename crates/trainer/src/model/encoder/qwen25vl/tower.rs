@@ -50,16 +50,18 @@ impl TowerFiles<'_> {
 
     /// The tokens of each image, [rows · columns, width of the language model], along rows. One image after the other.
     pub fn encode(&self, device: &Device, images: &[TowerImage<'_>]) -> Result<Vec<Vec<f32>>> {
-        let tower = self.load(device, |build| VisionTower::new(self.config, build))?;
-        let params = Params::default();
+        let tower = self.load_whole(device)?;
         let mut all = vec![Vec::new(); images.len()];
         self.each_image(device, images, |index, inputs, values| {
-            let tape = Tape::inference(device, &params, 0);
-            let x = tower.forward(&tape, &values, &inputs)?;
-            all[index] = inputs.order().undo(&to_vec(x.tensor())?);
+            all[index] = features(device, &tower, &inputs, &values)?;
             Ok(())
         })?;
         Ok(all)
+    }
+
+    /// All of it, on a device.
+    pub fn load_whole(&self, device: &Device) -> Result<VisionTower> {
+        self.load(device, |build| VisionTower::new(self.config, build))
     }
 
     /// Passes each image to `take`, in the order in which they are read, with the values of its patches in the tower's
@@ -75,8 +77,7 @@ impl TowerFiles<'_> {
                 self.check_cancelled()?;
                 let inputs = self.inputs(device, &images[index])?;
                 let values = values?;
-                let n_squares = inputs.order().squares.len().max(1);
-                let values = inputs.order().apply(&values, values.len() / n_squares);
+                let values = inputs.order().apply_to_values(&values);
                 take(index, inputs, values)?;
             }
             Ok(())
@@ -135,4 +136,30 @@ impl TowerFiles<'_> {
     fn check_cancelled(&self) -> Result<()> {
         if (self.tick)(0) { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
     }
+}
+
+/// The tokens of an image, [rows · columns, width of the language model], along rows, by a tower on a device. `values` are
+/// those of its patches, in the order of transformers.
+pub fn encode_image(
+    device: &Device,
+    tower: &VisionTower,
+    config: &VisionConfig,
+    grid: PatchGrid,
+    values: &[f32],
+) -> Result<Vec<f32>> {
+    let inputs = VisionInputs::new(config, device, grid)?;
+    features(device, tower, &inputs, &inputs.order().apply_to_values(values))
+}
+
+/// The same of values in the tower's order.
+fn features(
+    device: &Device,
+    tower: &VisionTower,
+    inputs: &VisionInputs,
+    values: &[f32],
+) -> Result<Vec<f32>> {
+    let params = Params::default();
+    let tape = Tape::inference(device, &params, 0);
+    let x = tower.forward(&tape, values, inputs)?;
+    Ok(inputs.order().undo(&to_vec(x.tensor())?))
 }

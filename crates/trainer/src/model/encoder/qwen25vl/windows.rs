@@ -61,6 +61,11 @@ impl WindowOrder {
         undone
     }
 
+    /// The values of all patches, put into this order.
+    pub fn apply_to_values(&self, values: &[f32]) -> Vec<f32> {
+        self.apply(values, values.len() / self.squares.len().max(1))
+    }
+
     /// Blocks of `n` items for each square, put into this order.
     pub fn apply<T: Copy>(&self, items: &[T], n: usize) -> Vec<T> {
         let block = |square: &usize| items[square * n..][..n].iter().copied();
