@@ -86,7 +86,7 @@ fn a_template_that_runs_on_is_ended() {
 #[test]
 fn a_template_goes_on_after_its_process_was_killed() {
     let ended = |source: &str| ChatTemplate::of_model(source, BTreeMap::new(), Path::new("x"));
-    let message = |role: &str| Message { role: role.into(), content: "Ofen".into() };
+    let message = |role: &str| Message::new(role, "Ofen");
     let messages = [message("user"), message("assistant")];
     render_apart(env!("CARGO_BIN_EXE_hearth").into());
     let template = ended("{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}");

@@ -31,6 +31,14 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: String,
+    /// Images that are shown before it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub n_images: usize,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes it so.
+fn is_none(n: &usize) -> bool {
+    *n == 0
 }
 
 /// A conversation as a text.
@@ -136,19 +144,29 @@ impl ChatTemplate {
 }
 
 impl Message {
+    /// Of a role by its name.
+    pub fn new(role: &str, content: &str) -> Self {
+        Self { role: role.into(), content: content.into(), n_images: 0 }
+    }
+
     /// Of the user.
     pub fn user(content: &str) -> Self {
-        Self { role: "user".into(), content: content.into() }
+        Self::new("user", content)
+    }
+
+    /// The user's about an image.
+    pub fn about_image(content: &str) -> Self {
+        Self { n_images: 1, ..Self::user(content) }
     }
 
     /// The model's.
     pub fn assistant(content: &str) -> Self {
-        Self { role: "assistant".into(), content: content.into() }
+        Self::new("assistant", content)
     }
 
     /// What a model is told about its part.
     pub fn system(content: &str) -> Self {
-        Self { role: "system".into(), content: content.into() }
+        Self::new("system", content)
     }
 
     pub(super) fn is_answer(&self) -> bool {

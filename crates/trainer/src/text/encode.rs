@@ -242,8 +242,7 @@ impl<'a> BlockTokeniser<'a> {
             "" => instruction,
             _ => format!("{instruction}\n\n{input}"),
         };
-        let message = |role: &str, content| Message { role: role.into(), content };
-        let messages = vec![message("user", question), message("assistant", output)];
+        let messages = vec![Message::user(&question), Message::assistant(&output)];
         TextRecord::Conversation { messages, n_prompt: 0 }
     }
 

@@ -124,7 +124,7 @@ fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, 
     // ShareGPT keeps it apart, if at all.
     let system = fields.get("system").and_then(Value::as_str).filter(|content| !content.is_empty());
     if let Some(content) = system {
-        messages.insert(0, Message { role: "system".into(), content: content.into() });
+        messages.insert(0, Message::system(content));
     }
     check_turns(&messages, usize::from(system.is_some()))?;
     Ok(messages)
@@ -141,7 +141,7 @@ pub(super) fn messages(key: &str, value: &Value) -> Result<Vec<Message>, TextFau
             value[key].as_str().map(String::from).ok_or_else(|| wrong(&of, &value[key], "a text"))
         };
         let role = role(field(["role", "from"])?);
-        Ok(Message { role, content: field(["content", "value"])? })
+        Ok(Message { role, content: field(["content", "value"])?, n_images: 0 })
     };
     (1..).zip(list).map(message).collect()
 }

@@ -17,6 +17,7 @@ mod bytes;
 mod decoder;
 mod file;
 mod gguf;
+mod merges;
 mod parts;
 mod settings;
 #[cfg(test)]
@@ -32,12 +33,12 @@ use weights::write::AtomicFile;
 
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::{GPT_2, pre_tokenizer_name};
-use settings::{TemplateFile, TokenizerSettings};
+use settings::{TemplateFile, TokenizerSettings, processor_template};
 
 use super::chat::ChatTemplate;
 use crate::error::{Result, TrainerError};
 use crate::hashes::field;
-use crate::model::encoder::tokenizer::TokenizerError;
+use crate::model::encoder::tokenizer::{IMAGE_TOKEN, TokenizerError};
 
 /// The file that holds a vocabulary.
 const FILE: &str = "tokenizer.json";
@@ -67,7 +68,7 @@ pub struct MaskedTokens {
 }
 
 impl Tokenizer {
-    /// Reads a folder with a `tokenizer.json`, that file itself, or a GGUF file.
+    /// Reads a folder with a `tokenizer.json`, or the two files of an older Qwen; that file itself, or a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
         if is_gguf {
@@ -77,11 +78,14 @@ impl Tokenizer {
         let is_folder = path.is_dir();
         let folder = if is_folder { path } else { path.parent().unwrap_or(Path::new("")) };
         let file = if is_folder { path.join(FILE) } else { path.into() };
-        if is_folder && !file.exists() {
+        let json = if !is_folder || file.exists() {
+            fs::read(&file).map_err(|error| TokenizerError::io(&file, error))?
+        } else if let Some(json) = merges::read(folder)? {
+            json
+        } else {
             let looked_for = &["tokenizer.json"][..];
             return Err(TokenizerError::Missing { looked_for, folder: folder.into() }.into());
-        }
-        let json = fs::read(&file).map_err(|error| TokenizerError::io(&file, error))?;
+        };
         let inner = file::build(&file, &json)?;
         let settings = TokenizerSettings::read(folder, &file, &json, &inner)?;
         Self::new(inner, json, settings)
@@ -119,6 +123,16 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         // None of the decoders that `file` lets pass can fail.
         self.inner.decode(ids, false).unwrap_or_default()
+    }
+
+    /// The same without special tokens.
+    pub fn decode_text(&self, ids: &[u32]) -> String {
+        self.inner.decode(ids, true).unwrap_or_default()
+    }
+
+    /// The id of a token, if there is one.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
     }
 
     /// Gives the text of tokens that come one by one.
@@ -169,6 +183,17 @@ impl Tokenizer {
             Some(TemplateFile { source, path }) => ChatTemplate::of_model(source, tokens, path),
             None => ChatTemplate::chat_ml(tokens),
         }
+    }
+
+    /// How conversations with images are written down: its own template, or that of the model's processor in a folder.
+    /// None where neither writes images.
+    pub fn image_template(&self, processor: Option<&Path>) -> Result<Option<ChatTemplate>> {
+        let beside = processor.map(processor_template).transpose()?.flatten();
+        let mut templates = self.settings.template.iter().chain(&beside);
+        let found = templates.find(|template| template.source.contains(IMAGE_TOKEN));
+        Ok(found.map(|TemplateFile { source, path }| {
+            ChatTemplate::of_model(source, self.settings.named_tokens(), path)
+        }))
     }
 
     /// Identifies this tokenizer: a checksum of all that its ids depend on.

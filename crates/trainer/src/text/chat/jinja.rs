@@ -2,11 +2,12 @@
 //!
 //! Templates are Jinja as in transformers, with methods of Python's strings. There is no clock: a template
 //! that asks for the date uses its fallback, so that the same files always give the same tokens.
-//! Deliberately absent: tools and documents, and content in parts.
+//! Deliberately absent: tools and documents; content in parts, but for images before a text.
 
 use std::collections::BTreeMap;
 
 use minijinja::{Environment, Error, ErrorKind, Value};
+use serde::Serialize;
 
 use super::{Conversation, Message};
 
@@ -47,6 +48,7 @@ impl JinjaTemplate {
     pub(super) fn render(&self, messages: &[Message], asks: bool) -> Result<String, String> {
         let mut context: BTreeMap<&str, Value> =
             self.tokens.iter().map(|(name, token)| (name.as_str(), token.into())).collect();
+        let messages: Vec<TemplateMessage<'_>> = messages.iter().map(Into::into).collect();
         context.insert("messages", Value::from_serialize(messages));
         context.insert("add_generation_prompt", asks.into());
         // What transformers hands over where there are none.
@@ -89,6 +91,39 @@ impl JinjaTemplate {
         let mut other = messages.to_vec();
         other[at].content = OTHER.into();
         Ok(shared(&self.render(&other, false)?, text))
+    }
+}
+
+/// A message as templates know it.
+#[derive(Serialize)]
+struct TemplateMessage<'a> {
+    role: &'a str,
+    content: TemplateContent<'a>,
+}
+
+/// A text, or parts of which the last is one.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum TemplateContent<'a> {
+    Text(&'a str),
+    Parts(Vec<TemplatePart<'a>>),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum TemplatePart<'a> {
+    Image,
+    Text { text: &'a str },
+}
+
+impl<'a> From<&'a Message> for TemplateMessage<'a> {
+    fn from(Message { role, content: text, n_images }: &'a Message) -> Self {
+        let images = (0..*n_images).map(|_| TemplatePart::Image);
+        let content = match n_images {
+            0 => TemplateContent::Text(text),
+            _ => TemplateContent::Parts(images.chain([TemplatePart::Text { text }]).collect()),
+        };
+        Self { role, content }
     }
 }
 
@@ -136,10 +171,7 @@ mod tests {
 
     fn chat(contents: &[&str]) -> Vec<Message> {
         let roles = ["user", "assistant"].into_iter().cycle();
-        let message = |(role, content): (&str, &&str)| Message {
-            role: role.into(),
-            content: (*content).into(),
-        };
+        let message = |(role, content): (&str, &&str)| Message::new(role, content);
         roles.zip(contents).map(message).collect()
     }
 
@@ -193,6 +225,15 @@ mod tests {
         assert!(answers(endless, &["a", "b"]).unwrap_err().contains("fuel"));
         let broken = template("a\n{% if %}").map(drop).unwrap_err();
         assert!(broken.contains("(line 2 of the template)"), "{broken}");
+    }
+
+    #[test]
+    fn images_are_parts_before_the_text() {
+        let source = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+            {% for part in m.content %}<{{ part.type }}>{{ part.text }}{% endfor %}{% endif %};{% endfor %}";
+        let messages = [Message::system("be brief"), Message::about_image("what is it?")];
+        let text = template(source).unwrap().render(&messages, false).unwrap();
+        assert_eq!(text, "be brief;<image><text>what is it?;");
     }
 
     /// Of Python, and without a clock.

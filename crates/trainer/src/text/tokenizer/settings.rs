@@ -151,8 +151,16 @@ fn template(folder: &Path, fields: &JsonFields) -> Result<Option<TemplateFile>, 
     Ok(found.map(|source| TemplateFile { source: source.into(), path }))
 }
 
+/// The template of a processor, as transformers before version 4.52 wrote it beside that of the tokenizer.
+pub(super) fn processor_template(folder: &Path) -> Result<Option<TemplateFile>, TokenizerError> {
+    let path = folder.join("chat_template.json");
+    let fields = read_fields(&path)?;
+    let source = fields.get("chat_template").and_then(Value::as_str);
+    Ok(source.map(|source| TemplateFile { source: source.into(), path }))
+}
+
 /// None where there is no such file.
-fn read_fields(path: &Path) -> Result<JsonFields, TokenizerError> {
+pub(super) fn read_fields(path: &Path) -> Result<JsonFields, TokenizerError> {
     match fs::read(path) {
         Ok(json) => {
             serde_json::from_slice(&json).map_err(|error| TokenizerError::json(path, &error))

@@ -325,3 +325,51 @@ fn what_is_no_tokenizer_is_an_error() {
     let mixed = golden("../weights/mixed.gguf");
     says(&mixed, "tokenizer.ggml.tokens");
 }
+
+/// As transformers makes one of the other, on a tokenizer of Qwen2.5-VL.
+#[test]
+fn the_files_of_an_older_qwen_give_the_ids_of_the_newer_one() {
+    let folder = golden("../qwen25vl/prompts");
+    let [older, newer] =
+        ["tokenizer", "tokenizer_json"].map(|name| Tokenizer::open(&folder.join(name)).unwrap());
+    let texts = fs::read(folder.join("prompts.json")).unwrap();
+    let texts: Vec<String> = serde_json::from_slice(&texts).unwrap();
+    assert!(texts.len() > 8);
+    for text in texts {
+        let ids = older.encode(&text).unwrap();
+        assert_eq!(ids, newer.encode(&text).unwrap(), "{text:?}");
+        assert_eq!(older.decode(&ids), newer.decode(&ids));
+        assert_eq!(older.decode_text(&ids), newer.decode_text(&ids));
+    }
+    let id = older.token_id("<|im_end|>");
+    assert_eq!((older.eos(), older.vocab_size()), (id, newer.vocab_size()));
+    assert!(!older.decode_text(&[id.unwrap()]).contains("im_end"));
+}
+
+#[test]
+fn older_files_that_are_damaged_are_refused() {
+    let from = golden("../qwen25vl/prompts/tokenizer");
+    let opened = |name: &str, text: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(&from).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+        fs::write(folder.path().join(name), text).unwrap();
+        Tokenizer::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    let config = r#"{"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {"x": {}}}"#;
+    for (name, text, says) in [
+        ("merges.txt", "a zzz", "\"zzz\" is none of the"),
+        ("vocab.json", "{", "invalid JSON"),
+        ("tokenizer_config.json", config, "added token x is {}"),
+        (
+            "tokenizer_config.json",
+            r#"{"tokenizer_class": "OtherTokenizer"}"#,
+            "looked for tokenizer.json",
+        ),
+    ] {
+        let said = opened(name, text);
+        assert!(said.contains(says), "{said}");
+    }
+}
