@@ -357,6 +357,7 @@ mod tests {
             let item = ImageItem {
                 path,
                 caption,
+                caption_source: crate::data::CaptionSource::default(),
                 size,
                 repeats: 1,
                 references: Vec::new(),

@@ -104,7 +104,8 @@ fn mixed(state: &mut u64) -> u64 {
     number ^ (number >> 31)
 }
 
-fn triggered(caption: &str, trigger: &str) -> String {
+/// With the trigger word in front, unless it stands in the caption.
+pub fn triggered(caption: &str, trigger: &str) -> String {
     if has_words(caption, trigger) {
         return caption.to_owned();
     }

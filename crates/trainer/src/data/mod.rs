@@ -51,7 +51,9 @@ pub use mask::{ImageMask, MaskSource};
 pub use problem::{Problem, ProblemKind};
 pub use reference::{ReferenceSize, SampleSize};
 pub use resize::{Crop, frames_to_chw, resize_and_crop, to_chw};
-pub use scan::{FolderScan, ImageItem, MediaKinds, ReferenceImage, ScanOptions, scan};
+pub use scan::{
+    CaptionSource, FolderScan, ImageItem, MediaKinds, ReferenceImage, ScanOptions, scan,
+};
 
 /// Sizes of samples that occur, each with how many there are.
 pub type SizeCounts<S> = BTreeMap<S, usize>;

@@ -58,6 +58,8 @@ pub struct ImageItem {
     pub path: PathBuf,
     /// Its caption, trimmed; empty if there is none.
     pub caption: String,
+    /// Where that is from.
+    pub caption_source: CaptionSource,
     /// Width and height, the right way up.
     pub size: [u32; 2],
     /// How often an epoch shows it.
@@ -69,6 +71,33 @@ pub struct ImageItem {
     pub clip: Option<Arc<TrainingClip>>,
     /// Which part of it the loss counts; all of it without one. Found by `mask`.
     pub mask: Option<ImageMask>,
+}
+
+/// Where a caption is from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CaptionSource {
+    /// There is none.
+    #[default]
+    Nowhere,
+    /// The name of the folder.
+    FolderName,
+    /// A file beside the image, whether it could be read or not.
+    File(PathBuf),
+    /// A metadata file, which counts before any other.
+    Metadata,
+}
+
+impl CaptionSource {
+    fn of(candidate: &ImageCandidate, entry: Option<&MetadataEntry>) -> Self {
+        if entry.is_some_and(|entry| entry.caption.is_some()) {
+            return Self::Metadata;
+        }
+        match (candidate.captions.first(), &candidate.class) {
+            (Some(path), _) => Self::File(path.clone()),
+            (None, Some(_)) => Self::FolderName,
+            (None, None) => Self::Nowhere,
+        }
+    }
 }
 
 /// An image that an image-editing model is given beside the prompt (other trainers: control image).
@@ -220,10 +249,20 @@ impl ScanBuilder {
             Ok(references) => references,
             Err(kind) => return self.problems.push(Problem::skipped(candidate.path, kind)),
         };
+        let caption_source = CaptionSource::of(&candidate, entry.as_ref());
         let caption = self.caption(&candidate, entry);
         let ImageCandidate { path, repeats, .. } = candidate;
         let mask = None;
-        self.items.push(ImageItem { path, caption, size, repeats, references, clip, mask });
+        self.items.push(ImageItem {
+            path,
+            caption,
+            caption_source,
+            size,
+            repeats,
+            references,
+            clip,
+            mask,
+        });
     }
 
     /// All of them with their sizes. An image is not trained with a part of its references: the caption speaks of all.
