@@ -4,6 +4,8 @@
 
 #[cfg(unix)]
 mod cache;
+#[cfg(unix)]
+mod caption;
 mod chat;
 #[cfg(unix)]
 mod data;
@@ -68,7 +70,7 @@ fn command(arguments: &[&str]) -> Command {
     for name in ["HF_HOME", "HF_TOKEN", "HF_ENDPOINT"] {
         command.env_remove(name);
     }
-    let computes = ["cache", "demo", "plan", "sample", "train", "verify"];
+    let computes = ["cache", "caption", "demo", "plan", "sample", "train", "verify"];
     let is_typed = ["--device", "--machine"].iter().any(|key| arguments.contains(key));
     if !is_typed && arguments.first().is_some_and(|verb| computes.contains(verb)) {
         command.args(["--device", "cpu"]);

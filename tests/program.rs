@@ -6,13 +6,14 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 21] = [
+const VERBS: [&str; 22] = [
     "demo",
     "fetch",
     "doctor",
     "inspect",
     "shard",
     "convert",
+    "caption",
     "cache",
     "plan",
     "train",

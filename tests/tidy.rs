@@ -88,6 +88,7 @@ const ROOMS: &[&str] = &[
     "cost",
     "optim",
     "sample",
+    "caption",
     "evaluate",
     "demo",
     "cache",

@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, chat, completions, convert, demo, doctor, evaluate, export, fetch, import,
-    inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify, watch,
+    bench, cache, caption, chat, completions, convert, demo, doctor, evaluate, export, fetch,
+    import, inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify, watch,
 };
 
 /// Fine-tunes image and language models (LoRA, DoRA or full) on your own computer. Plans memory to the byte
@@ -24,6 +24,7 @@ pub enum CliCommand {
     Inspect(inspect::InspectArgs),
     Shard(shard::ShardArgs),
     Convert(convert::ConvertArgs),
+    Caption(caption::CaptionArgs),
     Cache(cache::CacheArgs),
     Plan(plan::PlanArgs),
     Train(train::TrainArgs),

@@ -73,6 +73,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Shard(arguments) => commands::shard::run(&arguments, out),
         CliCommand::Convert(arguments) => commands::convert::run(&arguments, out),
         CliCommand::Plan(arguments) => commands::plan::run(&arguments, out),
+        CliCommand::Caption(arguments) => commands::caption::run(&arguments, out),
         CliCommand::Cache(arguments) => commands::cache::run(&arguments, out),
         CliCommand::Train(arguments) => commands::train::run(&arguments, out),
         CliCommand::Watch(arguments) => commands::watch::run(&arguments, out),

@@ -5,7 +5,7 @@
 //! error fingerprint kernel_cache suggest hashes pixels objective small tools, the loss
 //! model data progress text config import                         models, datasets, the job's configuration
 //! event report                                                   events of a run, and its HTML report
-//! cost optim sample evaluate demo cache export                   optimizers, sampling, the latent cache, file formats
+//! cost optim sample caption evaluate demo cache export           optimizers, sampling, the latent cache, file formats
 //! task plan train                                                the training task, its plan, the training loop
 //! gpu_self_test verify bench                                     self-test results, checks against references, benchmarks
 //! ```
@@ -31,6 +31,7 @@ pub mod event;
 pub mod report;
 // What a run is made of: the task, its plan, the training loop.
 pub mod cache;
+pub mod caption;
 pub mod cost;
 pub mod demo;
 pub mod evaluate;

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod caption;
 pub mod chat;
 pub mod completions;
 pub mod convert;

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod caption;
 pub mod doctor;
 pub mod evaluate;
 pub mod export;

@@ -58,7 +58,7 @@ impl GenerationRequest {
     }
 
     /// Tokens that a model reads: the last one is generated and never an input.
-    pub(super) fn n_inputs(&self) -> usize {
+    pub(crate) fn n_inputs(&self) -> usize {
         self.n_tokens() - 1
     }
 }

@@ -61,19 +61,19 @@ pub struct LoadedVisionLanguage {
 
 impl VisionLanguageFolders {
     /// Of the model at a path.
-    fn find(path: &Path) -> Result<Self> {
+    fn find(path: &Path) -> Self {
         // The folder of the text encoder may be given itself.
         let parent = path.parent().filter(|_| path.ends_with(TEXT_ENCODER));
         let pipeline = [Some(path), parent].into_iter().flatten();
         let Some(pipeline) = pipeline.into_iter().find(|it| it.join(MODEL_INDEX).exists()) else {
             let own = || path.to_path_buf();
-            return Ok(Self { weights: own(), tokenizer: own(), processor: Some(own()) });
+            return Self { weights: own(), tokenizer: own(), processor: Some(own()) };
         };
         let processor = Some(pipeline.join("processor")).filter(|folder| folder.is_dir());
         let has_tokenizer = |folder: &PathBuf| folder.join("tokenizer.json").exists();
         let tokenizer = processor.clone().filter(has_tokenizer);
         let tokenizer = tokenizer.unwrap_or_else(|| pipeline.join("tokenizer"));
-        Ok(Self { weights: pipeline.join(TEXT_ENCODER), tokenizer, processor })
+        Self { weights: pipeline.join(TEXT_ENCODER), tokenizer, processor }
     }
 
     fn lacks(&self, what: &str) -> TrainerError {
@@ -97,7 +97,7 @@ impl VisionLanguageModel {
             let problem = format!("no model at {}", path.display());
             return Err(TrainerError::Request { problem, hint: "check the path" });
         }
-        let folders = VisionLanguageFolders::find(path)?;
+        let folders = VisionLanguageFolders::find(path);
         kind::check(&folders.weights, ModelKind::VisionLanguage)?;
         let settings = folders.weights.join("config.json");
         if !settings.exists() {
