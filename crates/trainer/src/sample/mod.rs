@@ -6,6 +6,7 @@ pub mod clip;
 mod compressed;
 pub(crate) mod encoding;
 mod exif;
+pub mod group;
 mod guided;
 pub mod image_file;
 pub mod reference;

@@ -47,16 +47,24 @@ impl TokenSampler {
         if self.temperature == 0.0 {
             return argmax(logits);
         }
-        let shares = self.probabilities(logits);
-        let mut left = f64::from(RandomSequence::new(self.seed, 0).uniform(place));
-        for (token, share) in &shares {
-            left -= share;
-            if left < 0.0 {
-                return *token;
-            }
+        let uniform = RandomSequence::new(self.seed, 0).uniform(place);
+        drawn(self.probabilities(logits).into_iter(), uniform)
+    }
+
+    /// The token that a number, uniform between 0 and 1, draws from logits. Where all tokens count, they keep their order:
+    /// sorting a large vocabulary for every token of many texts would take longer than a GPU takes for them.
+    pub fn draw(&self, logits: &[f32], uniform: f32) -> u32 {
+        if self.temperature == 0.0 {
+            return argmax(logits);
         }
-        // The shares may sum up to a little less than one.
-        shares.last().map_or(0, |(token, _)| *token)
+        if self.top_k.is_some() || self.top_p < 1.0 {
+            return drawn(self.probabilities(logits).into_iter(), uniform);
+        }
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let power = |logit: &f32| f64::from((logit - most) / self.temperature).exp();
+        let sum: f64 = logits.iter().map(power).sum();
+        let shares = logits.iter().map(|logit| power(logit) / sum);
+        drawn((0..).zip(shares), uniform)
     }
 
     /// The tokens that are drawn from, likeliest first, and the share of each.
@@ -83,6 +91,20 @@ impl TokenSampler {
         }
         shares
     }
+}
+
+/// The token at which the shares before it and its own are more than `uniform`.
+fn drawn(shares: impl Iterator<Item = (u32, f64)>, uniform: f32) -> u32 {
+    let (mut left, mut last) = (f64::from(uniform), 0);
+    for (token, share) in shares.filter(|(_, share)| *share > 0.0) {
+        left -= share;
+        last = token;
+        if left < 0.0 {
+            break;
+        }
+    }
+    // The shares may sum up to a little less than one.
+    last
 }
 
 /// The first of the largest.
@@ -141,6 +163,12 @@ mod tests {
         for (count, share) in counts.iter().zip([0.5, 0.0, 0.2, 0.3]) {
             assert!((f64::from(*count) / 4000.0 - share).abs() < 0.03, "{counts:?}");
         }
+        let mut counts = [0; 4];
+        let uniform = |n: u32| (n as f32 + 0.5) / 4000.0;
+        (0..4000).for_each(|n| counts[choice.draw(&logits, uniform(n)) as usize] += 1);
+        assert_eq!(counts, [2000, 0, 800, 1200]);
+        let few = TokenSampler { top_k: Some(2), ..choice };
+        assert!((0..4000).all(|n| [0, 3].contains(&few.draw(&logits, uniform(n)))));
         let other = TokenSampler { seed: 4, ..choice };
         assert!((0..20).any(|at| choice.sample(&logits, at) != other.sample(&logits, at)));
     }

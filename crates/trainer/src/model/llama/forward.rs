@@ -176,8 +176,20 @@ impl Llama {
         KvCache::new(device, &self.config, self.dtype, max_tokens)
     }
 
+    /// The same for `n_texts` texts that begin with the same prompt.
+    pub fn new_group_cache(
+        &self,
+        device: &Device,
+        max_tokens: usize,
+        n_texts: usize,
+    ) -> Result<KvCache> {
+        self.config.check_length(max_tokens)?;
+        KvCache::of_group(device, &self.config, self.dtype, max_tokens, n_texts)
+    }
+
     /// The final hidden states of a text's next tokens, `ids` [1, n]: [1, n, D]. They attend to those in
-    /// the cache, and are added to it.
+    /// the cache, and are added to it. Of a group: first of the prompt, [1, n], then of the next token of each text,
+    /// [texts, 1].
     pub fn forward_cached<'m>(
         &'m self,
         tape: &Tape<'m>,
@@ -261,7 +273,7 @@ pub fn run_blocks<'m>(
 }
 
 /// x [1, n, D], the next tokens of a text, through blocks that attend to those in the cache, of a window to the last ones
-/// only. They are added to it.
+/// only. They are added to it. Of a group: the prompt, [1, n, D], or the next token of each text, [texts, 1, D].
 pub fn run_cached_blocks<'m>(
     blocks: &'m [LlamaBlock],
     block_swap: Option<&'m BlockSwap>,
@@ -294,8 +306,12 @@ fn run_with_table<'m>(
         tape.device().upload([1, n], &first_keys)
     });
     let first_keys = first_keys.transpose()?;
+    let n_texts = cache.n_texts;
     for (index, (block, held)) in blocks.iter().zip(&mut cache.blocks).enumerate() {
         x = tape.run_block(block_swap, index, || {
+            if n_texts > 1 {
+                return block.forward_group(tape, &x, table, held, first);
+            }
             block.forward_cached(tape, &x, table, held, first, first_keys.as_ref())
         })?;
     }
@@ -407,6 +423,51 @@ impl LlamaBlock {
         let (k, v) = (all(0, &k)?, all(1, &v)?);
         let attended = tape.attention(&q, &k, &v, Attention { first_keys, ..self.attention() })?;
         drop((q, k, v));
+        self.finish(tape, x, &attended)
+    }
+
+    /// The same for a group of texts: their prompt, which all of them share, or the next token of each.
+    fn forward_group(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        table: &Tensor,
+        kv: &mut [Tensor; 2],
+        first: usize,
+    ) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, table, false)?;
+        let (width, all) = (k.shape().width(), kv[0].shape().width());
+        let (samples, n) = (x.shape().sizes()[0], x.shape().sizes()[1]);
+        if samples == 1 {
+            let n_texts = all / width;
+            let repeated: Vec<u32> = (0..n as u32).flat_map(|token| vec![token; n_texts]).collect();
+            let repeated = tape.device().upload([1, n * n_texts], &repeated)?;
+            for (held, next) in kv.iter_mut().zip([&k, &v]) {
+                let rows = tape.gather_tokens(next, &repeated)?;
+                held.write_rows(first, &rows.tensor().reshape([n, all]))?;
+            }
+            let attended = tape.attention(&q, &k, &v, self.attention())?;
+            drop((q, k, v));
+            return self.finish(tape, x, &attended);
+        }
+        for (held, next) in kv.iter_mut().zip([&k, &v]) {
+            held.write_rows(first, &next.tensor().reshape([1, all]))?;
+        }
+        // All texts are as long, so that their heads can stand beside each other in one.
+        let one = |tensor: &Tensor, n: usize| {
+            let width = tensor.shape().elements() / n;
+            Var::from(tensor.reshape([1, n, width]))
+        };
+        let [keys, values] =
+            [&kv[0], &kv[1]].map(|held| one(&held.narrow(0..first + 1), first + 1));
+        let how = Attention {
+            n_heads: samples * self.n_heads,
+            n_kv_heads: samples * self.n_kv_heads,
+            ..self.attention()
+        };
+        let attended = tape.attention(&one(q.tensor(), 1), &keys, &values, how)?;
+        let attended = Var::from(attended.tensor().reshape(q.shape()));
+        drop((q, k, v, keys, values));
         self.finish(tape, x, &attended)
     }
 

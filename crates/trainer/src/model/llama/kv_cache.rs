@@ -1,4 +1,8 @@
-//! The KV cache: keys and values of every block, allocated once for the longest text. One text at a time.
+//! The KV cache: keys and values of every block, allocated once for the longest text. Of one text, or of several that begin
+//! with the same prompt and have the same length: a group.
+//!
+//! The keys of a token of all texts of a group stand side by side. So the next tokens are written in one piece, and
+//! attention takes the group for one text with more heads.
 
 use compute::{Device, Dtype, Tensor};
 
@@ -7,8 +11,9 @@ use crate::error::{Result, TrainerError};
 
 /// The keys and values of the tokens so far.
 pub struct KvCache {
-    /// Of each block, keys and values: [most tokens, width of all heads].
+    /// Of each block, keys and values: [most tokens, texts x width of all heads].
     pub(super) blocks: Vec<[Tensor; 2]>,
+    pub(super) n_texts: usize,
     n_tokens: usize,
     max_tokens: usize,
     /// How far the position of the next token is behind the number of tokens: an image takes more tokens than positions.
@@ -23,11 +28,22 @@ impl KvCache {
         dtype: Dtype,
         most: usize,
     ) -> Result<Self> {
-        let sizes = [most, config.num_key_value_heads * config.head_dim];
+        Self::of_group(device, config, dtype, most, 1)
+    }
+
+    /// The same for several texts that begin with the same prompt.
+    pub(crate) fn of_group(
+        device: &Device,
+        config: &LlamaConfig,
+        dtype: Dtype,
+        most: usize,
+        n_texts: usize,
+    ) -> Result<Self> {
+        let sizes = [most, n_texts * config.num_key_value_heads * config.head_dim];
         let room = || device.zeros(sizes, dtype);
         let blocks = (0..config.num_hidden_layers).map(|_| Ok([room()?, room()?]));
         let blocks = blocks.collect::<Result<_>>()?;
-        Ok(Self { blocks, n_tokens: 0, max_tokens: most, position_lag: 0 })
+        Ok(Self { blocks, n_texts, n_tokens: 0, max_tokens: most, position_lag: 0 })
     }
 
     /// Tokens that it holds.
