@@ -441,6 +441,14 @@ impl Device {
         done
     }
 
+    /// Fails if somebody asked to stop, as allocations do: for work that waits and takes no memory.
+    pub fn check_cancelled(&self) -> Result<()> {
+        match &self.state().cancel {
+            Some(token) if token.is_cancelled() => Err(ComputeError::Cancelled),
+            _ => Ok(()),
+        }
+    }
+
     /// The work at hand has changed what stays, so it is finished whoever asks to stop.
     pub fn ignore_cancel(&self) {
         self.state().cancel = None;

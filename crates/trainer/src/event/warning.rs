@@ -157,6 +157,13 @@ pub enum WarningKind {
         /// The entropy of its choices, as a share of the largest.
         entropy: f64,
     },
+    /// All completions of every prompt had the same reward for many steps, so that nothing was learnt.
+    RewardsEqual {
+        /// Steps in a row.
+        steps: usize,
+        /// The mean reward of the last.
+        reward: f64,
+    },
     /// Something is odd about the images or texts.
     Data {
         /// What it is.
@@ -242,6 +249,7 @@ impl WarningKind {
             Self::SequencesTooLong { .. } => "sequences_too_long",
             Self::PolicyCollapsed { .. } => "policy_collapsed",
             Self::PolicyCertain { .. } => "policy_certain",
+            Self::RewardsEqual { .. } => "rewards_equal",
             Self::Distilled { .. } => "distilled",
             Self::Fp8Inexact { .. } => "fp8_inexact",
             Self::Data { .. } => "data",
@@ -305,6 +313,10 @@ impl WarningKind {
             Self::PolicyCertain { .. } => {
                 "what it keeps will not change any more; if the loss should be lower, begin a new run with a lower \
                  compress.policy_weight"
+            }
+            Self::RewardsEqual { .. } => {
+                "give a reward that tells better completions from worse, in part too; prompts that the model can answer now \
+                 and then; or a higher preference.num_generations or preference.temperature"
             }
             Self::Distilled { advice, .. } => return Some(advice.clone()),
             Self::Fp8Inexact { .. } => {
@@ -405,6 +417,11 @@ impl fmt::Display for WarningKind {
                  largest",
                 100.0 * entropy
             ),
+            Self::RewardsEqual { steps, reward } => write!(
+                f,
+                "nothing is learnt: in the last {steps} steps all completions of every prompt had the same reward, on \
+                 average {reward:.4}"
+            ),
             Self::Data { problem } => f.write_str(problem),
             Self::Other { text, .. } => f.write_str(text),
         }
@@ -500,6 +517,7 @@ mod tests {
             WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },
             WarningKind::PolicyCollapsed { steps: 20, same_places: 0.97 },
             WarningKind::PolicyCertain { steps: 20, entropy: 0.004 },
+            WarningKind::RewardsEqual { steps: 20, reward: 0.0 },
             WarningKind::Distilled {
                 model: "a Z-Image Turbo".into(),
                 advice: "train the base".into(),

@@ -116,6 +116,10 @@ impl<T: Task> DryRun<'_, T> {
         n: usize,
     ) -> Result<Vec<(f64, WorkStats)>> {
         let micro = BatchSettings::from_config(self.config).micro_batch;
+        let trainable = session.trainable_model();
+        if let Some(works) = self.task.dry_run_validation(device, trainable, size, n)? {
+            return Ok(works.into_iter().map(|(times, work)| (times as f64, work)).collect());
+        }
         let (micro, n) =
             (micro.min(self.config.train.batch_size), n * self.task.n_validation_passes());
         let works = micro_batches(micro, micro, n).into_iter().map(|(n, times)| {
@@ -247,6 +251,7 @@ impl<T: Task> DryRun<'_, T> {
         device.reset_peak();
         device.start_recording();
         if let Some((size, shown)) = self.largest_size() {
+            self.task.dry_run_batches(&device, session.trainable_model(), size, shown)?;
             let n = self.config.train.batch_size.min(shown).min(micro);
             let micro_batch = self.task.dummy_micro_batch(size, n)?;
             session.dry_run_step(dummy_step(&micro_batch, recompute))?;
@@ -283,7 +288,8 @@ impl<T: Task> DryRun<'_, T> {
     ) -> Result<Vec<(usize, WorkStats)>> {
         let BatchSettings { micro_batch: micro, recompute } =
             BatchSettings::from_config(self.config);
-        let mut works = Vec::new();
+        let trainable = session.trainable_model();
+        let mut works = self.task.dry_run_batches(device, trainable, size, shown)?;
         for (n, times) in micro_batches(self.config.train.batch_size, micro, shown) {
             let once = || self.micro_batch(session, size, n, recompute);
             works.push((times, work_of(device, once)?));

@@ -281,6 +281,11 @@ impl<'a, T: Task> Session<'a, T> {
         self.task.reward_metrics()
     }
 
+    /// Whether the task learns by a policy gradient.
+    pub fn is_policy_gradient(&self) -> bool {
+        self.task.is_policy_gradient()
+    }
+
     /// Drops what the task has noted for those.
     pub fn reset_metrics(&self) {
         self.task.reset_metrics();

@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use compute::{Device, DeviceKind, Dtype, Params, Tape, Var};
+use compute::{Device, DeviceKind, Dtype, Params, Tape, Var, WorkStats};
 use weights::BytesDoneFn;
 
 use super::prefetch::Prefetch;
@@ -130,6 +130,35 @@ pub trait Task: Copy {
 
     /// Drops what it has noted for those: an attempt that failed is repeated.
     fn reset_metrics(&self) {}
+
+    /// Whether it learns by a policy gradient: its loss is about zero however well it does, and nothing is learnt from
+    /// samples with the same reward.
+    fn is_policy_gradient(&self) -> bool {
+        false
+    }
+
+    /// Completes batches of `n` samples together on the meta device, as [`DataLoader::complete_batch`] does; returns the
+    /// work, and how often it is done.
+    fn dry_run_batches(
+        &self,
+        _: &Device,
+        _: TrainableModel<'_, Self::Model>,
+        _: Self::Size,
+        _n: usize,
+    ) -> Result<Vec<(usize, WorkStats)>> {
+        Ok(Vec::new())
+    }
+
+    /// Validates on `n` samples on the meta device, where [`DataLoader::validate`] does it without micro-batches.
+    fn dry_run_validation(
+        &self,
+        _: &Device,
+        _: TrainableModel<'_, Self::Model>,
+        _: Self::Size,
+        _n: usize,
+    ) -> Result<Option<Vec<(usize, WorkStats)>>> {
+        Ok(None)
+    }
 
     /// A micro-batch of `n` samples of zeros, made as a run makes one.
     fn dummy_micro_batch(&self, size: Self::Size, n: usize) -> Result<Self::MicroBatch>;
@@ -276,6 +305,16 @@ pub trait DataLoader {
     /// Held-out samples of one size as a micro-batch, and their loss weight. The random numbers of a sample do not
     /// depend on who is beside it.
     fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, <Self::Task as Task>::MicroBatch)>;
+
+    /// The weight and the mean loss of held-out samples of one size, where that is not the loss of a micro-batch.
+    fn validate(
+        &self,
+        _: &Device,
+        _: TrainableModel<'_, <Self::Task as Task>::Model>,
+        _: &[HeldOutPass],
+    ) -> Result<Option<(f64, f64)>> {
+        Ok(None)
+    }
 
     /// Generates samples into the run's folder, as those of this step.
     fn write_samples(

@@ -13,7 +13,7 @@ use crate::config::optimizer::LrSchedule;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Phase, RewardMetrics, WarningKind};
 use crate::optim::schedule;
-use crate::task::traits::DataLoader;
+use crate::task::traits::{DataLoader, HeldOutPass};
 
 impl<D: DataLoader> TrainingRun<'_, D> {
     /// Validates and writes samples when due. If somebody asks to stop, what is not complete is done again by the run
@@ -80,16 +80,27 @@ impl<D: DataLoader> TrainingRun<'_, D> {
                 let begun = Instant::now();
                 let n = self.pacing.batch_settings().micro_batch.min(left.len());
                 let passes: Vec<_> = left.drain(..n).collect();
-                let (added, micro_batch) = self.loader.held_out(&passes)?;
-                // No token counts, as in a prompt without its answer.
-                if added > 0.0 {
-                    sum += added * self.session.eval_loss(&micro_batch)?;
-                    weight += added;
-                }
+                let (added, loss) = self.loss_of(&passes)?;
+                sum += added * loss;
+                weight += added;
                 self.pacer().rest_after(begun.elapsed());
             }
         }
         Ok(sum / weight)
+    }
+
+    /// The weight of some held-out samples, and their mean loss.
+    fn loss_of(&self, passes: &[HeldOutPass]) -> Result<(f64, f64)> {
+        let trainable = self.session.trainable_model();
+        if let Some(validated) = self.loader.validate(self.device, trainable, passes)? {
+            return Ok(validated);
+        }
+        let (weight, micro_batch) = self.loader.held_out(passes)?;
+        // No token counts, as in a prompt without its answer.
+        if weight == 0.0 {
+            return Ok((0.0, 0.0));
+        }
+        Ok((weight, self.session.eval_loss(&micro_batch)?))
     }
 
     /// Lowers the learning rate where the loss has stopped falling, if the schedule asks for it.

@@ -107,15 +107,19 @@ pub struct Health {
     /// ... and how much of what it kept was at the same places of other sequences.
     #[serde(default)]
     same_places: VecDeque<f64>,
+    /// Steps at the end in which nothing was learnt, as all completions of every prompt had the same reward.
+    #[serde(default)]
+    n_equal_rewards: usize,
     /// What was said, with the steps after which it is over unless it is found again.
     #[serde(default, alias = "told")]
     warned: BTreeMap<String, usize>,
 }
 
 impl Health {
-    /// Takes in a step; returns new warnings.
-    pub fn observe(&mut self, step: &StepMetrics) -> Vec<WarningKind> {
-        self.remember(step);
+    /// Takes in a step; returns new warnings. The loss of a policy gradient is not judged: it is about zero however well
+    /// the policy does.
+    pub fn observe(&mut self, step: &StepMetrics, judges_loss: bool) -> Vec<WarningKind> {
+        self.remember(step, judges_loss);
         self.warned.retain(|_, left| {
             *left -= 1;
             *left > 0
@@ -146,6 +150,17 @@ impl Health {
         self.new_among(found.into_iter().flatten().collect())
     }
 
+    /// Takes in what rewards came to in a step, after that step; returns new warnings.
+    pub fn observe_rewards(&mut self, metrics: &BTreeMap<String, f64>) -> Vec<WarningKind> {
+        let Some(equal) = metrics.get("frac_reward_zero_std") else { return Vec::new() };
+        self.n_equal_rewards = if *equal >= 1.0 { self.n_equal_rewards + 1 } else { 0 };
+        if self.n_equal_rewards < RECENT {
+            return Vec::new();
+        }
+        let reward = metrics.get("reward").copied().unwrap_or(f64::NAN);
+        self.new_among(vec![WarningKind::RewardsEqual { steps: self.n_equal_rewards, reward }])
+    }
+
     /// All of them are remembered, also those that are not new.
     fn new_among(&mut self, mut found: Vec<WarningKind>) -> Vec<WarningKind> {
         found.retain(|kind| {
@@ -155,7 +170,7 @@ impl Health {
         found
     }
 
-    fn remember(&mut self, step: &StepMetrics) {
+    fn remember(&mut self, step: &StepMetrics, judges_loss: bool) {
         self.is_loss_lost = !step.loss.is_finite();
         let Some(norm) = step.grad_norm.filter(|_| step.loss.is_finite()) else {
             self.n_skipped += 1;
@@ -163,9 +178,14 @@ impl Health {
             return;
         };
         self.n_skipped_now = 0;
-        self.first_loss.get_or_insert(step.loss);
-        push(&mut self.losses, step.loss, 2 * WINDOW);
-        push(&mut self.norms, norm, WINDOW + RECENT);
+        if judges_loss {
+            self.first_loss.get_or_insert(step.loss);
+            push(&mut self.losses, step.loss, 2 * WINDOW);
+        }
+        // Where all rewards are equal there is no gradient: beside such steps every other one would seem to explode.
+        if judges_loss || norm > 0.0 {
+            push(&mut self.norms, norm, WINDOW + RECENT);
+        }
         if self.first_norm.is_none() {
             self.first_norm = self.grad_norm();
         }
@@ -238,7 +258,9 @@ impl Health {
             return Some(Divergence::Loss);
         }
         let steps = self.n_skipped_now;
-        if steps >= MAX_SKIPPED_AT_END || (steps > 0 && self.losses.is_empty()) {
+        if steps >= MAX_SKIPPED_AT_END
+            || (steps > 0 && self.losses.is_empty() && self.norms.is_empty())
+        {
             return Some(Divergence::Skipped { steps });
         }
         let n = (self.losses.len() / 4).clamp(1, FINAL_LOSSES);

@@ -9,7 +9,8 @@ use crate::task::traits::DataLoader;
 impl<D: DataLoader> TrainingRun<'_, D> {
     /// Emits a step and warnings about it; returns whether the run has to end.
     pub(super) fn emit_step(&mut self, step: StepMetrics) -> Result<bool> {
-        let mut found = self.progress.health.observe(&step);
+        let judges_loss = !self.session.is_policy_gradient();
+        let mut found = self.progress.health.observe(&step, judges_loss);
         let policy = self.session.policy_metrics(step.step);
         self.events.emit(Event::Step(step))?;
         if let Some(policy) = policy {
@@ -18,6 +19,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         }
         if let Some(metrics) = self.session.reward_metrics() {
             let step = self.progress.step;
+            found.extend(self.progress.health.observe_rewards(&metrics));
             self.events.emit(Event::Rewards(RewardMetrics { step, metrics }))?;
         }
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {

@@ -22,6 +22,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let (all, n) = (self.session.n_layers(), without.len());
         match n {
             0 => Ok(()),
+            // All rewards were equal.
+            _ if n == all && self.session.is_policy_gradient() => Ok(()),
             _ if n == all => Err(TrainerError::NoGradients { layers: all, steps: CHECK_AT_STEP }),
             _ => {
                 let is_full = self.config.adapter.kind == AdapterKind::Full;

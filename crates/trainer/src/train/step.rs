@@ -109,8 +109,9 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             let own = self.own_samples(index, batch.samples.len());
             if !own.is_empty() {
                 self.meter.begin(Phase::train(batch.size));
-                let trainable = self.session.trainable_model();
+                let (trainable, begun) = (self.session.trainable_model(), Instant::now());
                 self.loader.complete_batch(self.device, trainable, &mut batch)?;
+                self.pacer().rest_after(begun.elapsed());
             }
             let loss_scale = loss_scale.unwrap_or(1.0);
             sums.add(self.forward_backward(&batch, own, expected, loss_scale)?);

@@ -43,7 +43,9 @@ fn found(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Vec<(u64, &'static str)>
     let mut all = Vec::new();
     for at in 1..=steps {
         let (loss, norm) = of(at);
-        all.extend(health.observe(&step(at, loss, norm)).iter().map(|found| (at, found.name())));
+        all.extend(
+            health.observe(&step(at, loss, norm), true).iter().map(|found| (at, found.name())),
+        );
     }
     all
 }
@@ -116,7 +118,7 @@ fn skipped_steps_warn_once() {
         let is_skipped = at <= 16 || at % 2000 == 0;
         let norm = if is_skipped { f64::NAN } else { 1.0 };
         let step = StepMetrics { loss_scale: Some(1.0), ..step(at, 1.0, norm) };
-        assert_eq!(health.observe(&step), [], "{at}");
+        assert_eq!(health.observe(&step, true), [], "{at}");
     }
     assert_eq!(health.n_skipped(), 16 + 5);
 }
@@ -150,22 +152,25 @@ fn warnings_have_their_figures_and_a_hint() {
 fn a_checkpoint_remembers_which_warnings_were_emitted() {
     let of = |at| step(at, 0.5, if at <= 200 { 1.0 } else { 50.0 });
     let mut whole = Health::default();
-    let emitted: Vec<WarningKind> = (1..=230).flat_map(|at| whole.observe(&of(at))).collect();
+    let emitted: Vec<WarningKind> = (1..=230).flat_map(|at| whole.observe(&of(at), true)).collect();
     assert!(matches!(emitted[..], [WarningKind::GradientsExploding { .. }]), "{emitted:?}");
     let text = serde_json::to_string(&whole).unwrap();
     let mut again: Health = serde_json::from_str(&text).unwrap();
     assert_eq!(again, whole);
-    assert_eq!(again.observe(&of(231)), []);
+    assert_eq!(again.observe(&of(231), true), []);
 }
 
 #[test]
 fn a_checkpoint_from_before_norms_were_kept_is_read() {
     let old = r#"{"losses": [0.5, 0.25], "n_skipped": 2, "n_skipped_now": 1, "has_warned": true}"#;
     let mut health: Health = serde_json::from_str(old).unwrap();
-    assert_eq!(health.observe(&step(3, 0.5, f64::NAN)), [WarningKind::StepsSkipped { steps: 3 }]);
+    assert_eq!(
+        health.observe(&step(3, 0.5, f64::NAN), true),
+        [WarningKind::StepsSkipped { steps: 3 }]
+    );
     assert_eq!(health.grad_norm(), None);
     let emitted: Vec<WarningKind> =
-        (4..200).flat_map(|at| health.observe(&step(at, 0.5, 0.125))).collect();
+        (4..200).flat_map(|at| health.observe(&step(at, 0.5, 0.125), true)).collect();
     assert_eq!((emitted, health.grad_norm()), (vec![], Some(0.125)));
 }
 
@@ -174,7 +179,7 @@ fn diverged(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Option<Divergence> {
     let mut health = Health::default();
     for at in 1..=steps {
         let (loss, norm) = of(at);
-        health.observe(&step(at, loss, norm));
+        health.observe(&step(at, loss, norm), true);
     }
     health.divergence()
 }
@@ -226,7 +231,7 @@ fn policy_warnings(steps: u64, of: impl Fn(u64) -> [f64; 2]) -> Vec<(u64, String
             reward: 0.1,
             advantage_spread: Some(1.0),
         };
-        health.observe(&step(at, 1.0, 1.0));
+        health.observe(&step(at, 1.0, 1.0), true);
         let new = health.observe_policy(&metrics);
         found.extend(new.into_iter().map(|kind| (at, kind.name().to_owned())));
     }
@@ -243,4 +248,24 @@ fn a_policy_that_collapses_or_explores_no_more_is_warned_of_once() {
     assert_eq!(collapsed, [(68, "policy_collapsed".to_owned())]);
     let certain = policy_warnings(110, |at| [if at > 50 { 1e-4 } else { 0.6 }, 0.3]);
     assert_eq!(certain, [(70, "policy_certain".to_owned())]);
+}
+
+#[test]
+fn equal_rewards_warn_once_and_again_after_they_differed() {
+    let mut health = Health::default();
+    let mut found = Vec::new();
+    for at in 1..=300 {
+        // The loss of a policy gradient crosses zero, which means nothing.
+        let loss = if at % 2 == 0 { 1.0 } else { -1.0 };
+        let norm = if at % 3 == 0 { 1.0 } else { 0.0 };
+        found.extend(health.observe(&step(at, loss, norm), false));
+        let equal = if (100..220).contains(&at) { 0.5 } else { 1.0 };
+        let metrics = [("frac_reward_zero_std".to_owned(), equal), ("reward".to_owned(), 0.25)];
+        for kind in health.observe_rewards(&metrics.into()) {
+            assert_eq!(kind, WarningKind::RewardsEqual { steps: 20, reward: 0.25 }, "{at}");
+            found.push(kind);
+        }
+    }
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(health.divergence(), None);
 }
