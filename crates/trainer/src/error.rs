@@ -68,6 +68,14 @@ pub enum TrainerError {
         /// The file it stands in.
         path: PathBuf,
     },
+    /// A program that rewards completions cannot be used.
+    #[error("the reward program {problem}{}", if said.is_empty() { String::new() } else { format!("; it said: {said}") })]
+    Reward {
+        /// What it did instead of giving rewards.
+        problem: String,
+        /// The end of what it printed of its errors.
+        said: String,
+    },
     /// A file beside the weights could not be read or written.
     #[error("cannot {what} {}", path.display())]
     Io {
@@ -511,6 +519,11 @@ impl TrainerError {
         matches!(self, Self::Io { .. } | Self::Weights(WeightsError::Io { .. }))
     }
 
+    /// Whether completions could not be rewarded: the model is as it was before the step.
+    pub fn is_of_rewards(&self) -> bool {
+        matches!(self, Self::Reward { .. })
+    }
+
     /// Whether another rank is gone: what this one has is as after the last whole step.
     pub fn is_rank_lost(&self) -> bool {
         matches!(self, Self::Cluster(ClusterError::RankLost { .. }))
@@ -545,6 +558,7 @@ impl TrainerError {
             Self::ChatTemplate { .. } => {
                 "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
             }
+            Self::Reward { .. } => REWARD_HINT,
             Self::Io { source, .. } => io_hint(source),
             Self::Config { .. } => "fetch the file again, or correct the value it names",
             Self::Folder { .. } => {
@@ -607,10 +621,7 @@ impl TrainerError {
                 "continue with --resume and a higher --limit; or start again with smaller images, a lower \
                  adapter.rank or quantised weights"
             }
-            Self::HalfUpdated { .. } => {
-                "continue from the last checkpoint with --resume and a higher --limit, or with --set \
-                 train.recompute=block"
-            }
+            Self::HalfUpdated { .. } => HALF_UPDATED_HINT,
             Self::FailedSelfTest { .. } => {
                 "use --device cpu; after a system update run `hearth doctor --self-test` again; please report what it \
                  prints"
@@ -625,6 +636,12 @@ impl TrainerError {
         fixed.into()
     }
 }
+
+const REWARD_HINT: &str = "correct preference.reward, or raise preference.reward_timeout if it is slow, and continue \
+                           with --resume; docs/preferences.md has a program to begin with";
+
+const HALF_UPDATED_HINT: &str = "continue from the last checkpoint with --resume and a higher --limit, or with --set \
+                                 train.recompute=block";
 
 /// Names shown of each kind; the rest is counted.
 const SHOWN: usize = 8;

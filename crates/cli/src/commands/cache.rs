@@ -204,7 +204,7 @@ fn cache_preferences(
         problems: file_problems(preferences.problems()),
         folder: config.cache_folder(),
         files: preferences.n_files(),
-        unit: preference.sample_noun(),
+        unit: preference.record_noun(),
         train: preferences.n_train(),
         held_out: preferences.n_held_out(),
         tokens: preferences.n_tokens(),

@@ -328,13 +328,14 @@ impl ScreenState {
     }
 }
 
-/// The margin between chosen and rejected answers, and how often it is on the right side.
+/// The margin between chosen and rejected answers, and how often it is on the right side; or the reward of completions.
 fn reward_words(RewardMetrics { metrics, .. }: &RewardMetrics) -> String {
     let of = |name: &str| {
         let found = metrics.get(name).or_else(|| metrics.get(&format!("eval_{name}")))?;
         Some(format!("{name} {}", number(*found)))
     };
-    let words = ["rewards/margins", "rewards/accuracies"].into_iter().filter_map(of);
+    let words = ["rewards/margins", "rewards/accuracies", "reward", "completions/mean_length"];
+    let words = words.into_iter().filter_map(of);
     words.collect::<Vec<_>>().join(", ")
 }
 

@@ -246,6 +246,8 @@ pub fn series(history: &History) -> Value {
         "rewards/rejected": reward("rewards/rejected"),
         "rewards/margins": reward("rewards/margins"),
         "rewards/accuracies": reward("rewards/accuracies"),
+        "completion_reward": reward("reward"),
+        "frac_reward_zero_std": reward("frac_reward_zero_std"),
         "reward": policy(&|policy| Some(policy.reward)),
     })
 }

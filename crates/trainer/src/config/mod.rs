@@ -30,6 +30,7 @@ pub mod output;
 pub mod preference;
 mod reference;
 pub(crate) mod renamed;
+pub mod reward;
 pub mod sample;
 mod section;
 mod source;

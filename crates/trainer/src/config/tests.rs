@@ -263,6 +263,25 @@ fn every_key_has_an_effect() {
         assert_eq!(changed, run(&changed.resolved(), &[]).unwrap(), "{with:?}");
         seen.insert(with[1].split('=').next().unwrap().to_owned());
     }
+    let grpo = ["preference.method=grpo", "preference.reward=exact_match"];
+    seen.insert("preference.reward".into());
+    for changed in [
+        "preference.reward=['python3', 'reward.py']",
+        "preference.reward_timeout=5",
+        "preference.num_generations=4",
+        "preference.max_completion_length=32",
+        "preference.temperature=0.7",
+        "preference.top_k=50",
+        "preference.top_p=0.9",
+        "preference.scale_rewards=batch",
+        "preference.loss_type=dr_grpo",
+        "preference.beta=0.04",
+    ] {
+        let after = set_text(&[grpo[0], grpo[1], changed]).unwrap();
+        assert_ne!(set_text(&grpo).unwrap(), after, "{changed}");
+        assert_eq!(after, run(&after.resolved(), &[]).unwrap(), "{changed}");
+        seen.insert(changed.split('=').next().unwrap().to_owned());
+    }
     let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
     assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
 }
@@ -291,6 +310,27 @@ fn a_job_is_about_images_or_about_texts() {
                 "preference.label_smoothing=0.1",
             ],
             "`preference.label_smoothing` has no effect with preference.loss_type = \"ipo\"",
+        ),
+        (
+            &["preference.method=dpo", "preference.num_generations=4"],
+            "`preference.num_generations` has no effect with preference.method = \"dpo\"",
+        ),
+        (
+            &[
+                "preference.method=grpo",
+                "preference.reward=exact_match",
+                "preference.loss_type=ipo",
+            ],
+            "`preference.loss_type` has no effect with preference.method = \"grpo\"",
+        ),
+        (&["preference.method=grpo"], "`preference.reward` is not set"),
+        (
+            &["preference.method=grpo", "preference.reward=magic"],
+            "`preference.reward` is \"magic\", accepted is exact_match",
+        ),
+        (
+            &["preference.method=dpo", "preference.beta=0"],
+            "`preference.beta = 0` is not possible with `preference.method = \"dpo\"`",
         ),
         (
             &["preference.method=dpo", "compress.layers=3"],

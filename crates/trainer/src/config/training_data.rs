@@ -41,7 +41,7 @@ pub enum TrainingData {
         /// Which tokens the largest part of the model sees, if not all.
         compress: Option<CompressConfig>,
         /// How preferences are learnt from, if the texts are those.
-        preference: Option<PreferenceConfig>,
+        preference: Option<Box<PreferenceConfig>>,
     },
 }
 
@@ -66,10 +66,12 @@ pub const SEQUENCE: &str = "sequence";
 pub const PAIR: &str = "pair";
 /// The same of single answers.
 pub const ANSWER: &str = "answer";
+/// The same of answers that the model makes itself.
+pub const COMPLETION: &str = "completion";
 
 /// Whether samples that are called so are about texts.
 pub fn is_text(noun: &str) -> bool {
-    [SEQUENCE, PAIR, ANSWER].contains(&noun)
+    [SEQUENCE, PAIR, ANSWER, COMPLETION].contains(&noun)
 }
 
 /// Keys that mean nothing where texts are learnt from.
@@ -138,8 +140,10 @@ impl TrainingData {
             let (key, origin) = (key.clone(), origin.clone());
             return Err(ConfigError::NoEffect { key, with: "[compress]".into(), origin });
         }
-        let preference =
-            of_preferences.map(|_| PreferenceConfig::new(preference, rows)).transpose()?;
+        let preference = of_preferences
+            .map(|_| PreferenceConfig::new(preference, rows))
+            .transpose()?
+            .map(Box::new);
         let generate = generate.decide("generate", rows)?;
         Ok(Self::Texts { text, generate, compress, preference })
     }
@@ -326,7 +330,7 @@ impl TrainingData {
     /// How preferences are learnt from, if the texts are those.
     pub fn preference(&self) -> Option<&PreferenceConfig> {
         match self {
-            Self::Texts { preference, .. } => preference.as_ref(),
+            Self::Texts { preference, .. } => preference.as_deref(),
             Self::Images { .. } => None,
         }
     }

@@ -191,6 +191,17 @@ pub enum TextFault {
         /// Tokens of a sequence.
         length: usize,
     },
+    /// A prompt after which no completion fits into a sequence.
+    #[error(
+        "has a prompt of {tokens} tokens, and {room} leave room for a completion: set text.length higher, or \
+         preference.max_completion_length lower"
+    )]
+    PromptWithoutRoom {
+        /// As many as there are.
+        tokens: usize,
+        /// As many as there may be.
+        room: usize,
+    },
     /// Two answers that are one and the same.
     #[error("has the same answer as chosen and as rejected")]
     SameAnswers,
@@ -293,6 +304,7 @@ impl TextFault {
             Self::Keys { .. } => "with unknown keys",
             Self::NoPreference { .. } | Self::NoRecords { .. } => "no preferences",
             Self::PromptTooLong { .. } => "with a prompt that fills the sequence",
+            Self::PromptWithoutRoom { .. } => "with a prompt that leaves no room for a completion",
             Self::SameAnswers => "with two answers that are the same",
             Self::Value { .. } => "with a value of another kind",
             Self::Turn { .. } => "with turns out of order",

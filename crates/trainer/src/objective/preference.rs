@@ -12,6 +12,8 @@
 
 use std::collections::BTreeMap;
 
+use super::grpo::GrpoObjective;
+
 /// What a pair of answers is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DpoLoss {
@@ -72,6 +74,8 @@ pub enum PreferenceObjective {
         /// Weight of the others.
         undesirable_weight: f64,
     },
+    /// Group relative policy optimisation: of completions with rewards, token by token (`grpo.rs`).
+    Grpo(GrpoObjective),
 }
 
 /// An answer as the model sees it.
@@ -114,7 +118,11 @@ pub struct SampleLoss<const ANSWERS: usize> {
 impl PreferenceObjective {
     /// Whether it needs log-probabilities of a reference model.
     pub fn has_reference(&self) -> bool {
-        !matches!(self, Self::Orpo { .. })
+        match self {
+            Self::Orpo { .. } => false,
+            Self::Grpo(grpo) => grpo.beta > 0.0,
+            Self::Dpo { .. } | Self::Kto { .. } => true,
+        }
     }
 
     /// Whether the text of the prompt is learnt too.
@@ -122,9 +130,17 @@ impl PreferenceObjective {
         matches!(self, Self::Orpo { .. })
     }
 
-    /// Whether a sample is one answer with a label, and not a pair.
+    /// Whether a sample is one answer, and not a pair.
     pub fn is_unpaired(&self) -> bool {
-        matches!(self, Self::Kto { .. })
+        matches!(self, Self::Kto { .. } | Self::Grpo(_))
+    }
+
+    /// The objective of completions that the model makes itself, if it is that.
+    pub fn grpo(&self) -> Option<&GrpoObjective> {
+        match self {
+            Self::Grpo(grpo) => Some(grpo),
+            Self::Dpo { .. } | Self::Orpo { .. } | Self::Kto { .. } => None,
+        }
     }
 
     /// Whether it needs to know how far the model is from its reference on answers to other prompts.
@@ -139,7 +155,7 @@ impl PreferenceObjective {
                 dpo(loss, beta, label_smoothing, chosen, rejected)
             }
             Self::Orpo { beta } => orpo(beta, chosen, rejected),
-            Self::Kto { .. } => unreachable!("answers of KTO come alone"),
+            Self::Kto { .. } | Self::Grpo(_) => unreachable!("their answers come alone"),
         }
     }
 
@@ -147,7 +163,7 @@ impl PreferenceObjective {
     /// reference.
     pub fn single(&self, answer: AnswerLogProb, is_desirable: bool, kl: f64) -> SampleLoss<1> {
         let Self::Kto { loss, beta, desirable_weight, undesirable_weight } = *self else {
-            unreachable!("answers of DPO and ORPO come in pairs")
+            unreachable!("only answers of KTO have labels")
         };
         let ratio = answer.answer - answer.reference;
         let (sign, weight) =

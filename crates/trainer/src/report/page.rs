@@ -286,7 +286,13 @@ fn rewards(history: &History) -> String {
 }
 
 /// What is plotted of them, by the names that TRL logs.
-const REWARD_PLOTS: [(&str, &[&str]); 4] = [
+const REWARD_PLOTS: [(&str, &[&str]); 7] = [
+    ("Reward of completions", &["reward", "reward_std", "eval_reward"]),
+    (
+        "Completions cut off, and those with the reward of all others",
+        &["completions/clipped_ratio", "frac_reward_zero_std"],
+    ),
+    ("Tokens of a completion", &["completions/mean_length"]),
     ("Rewards", &["rewards/chosen", "rewards/rejected", "rewards/margins"]),
     (
         "Pairs whose chosen answer has the higher reward",

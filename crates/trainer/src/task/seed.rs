@@ -22,6 +22,10 @@ pub enum Purpose {
     Weights,
     /// Stochastic rounding of weights.
     Rounding,
+    /// The tokens of completions that rewards are given for.
+    Completions,
+    /// The same after held-out prompts.
+    HeldOutCompletions,
 }
 
 /// The seed for a purpose.

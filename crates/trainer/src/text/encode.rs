@@ -159,6 +159,9 @@ impl<'a> BlockTokeniser<'a> {
         documents: Vec<MaskedTokens>,
     ) -> std::result::Result<Vec<MaskedTokens>, TextFault> {
         let is_answer = |document: &&MaskedTokens| document.mask.iter().skip(1).any(|is_in| *is_in);
+        if self.kind == RecordKind::Prompts && documents.iter().any(|it| it.ids.is_empty()) {
+            return Err(TextFault::Empty);
+        }
         let n_answers = documents.iter().filter(is_answer).count();
         if n_answers < self.kind.n_answers() {
             let why = "its answer has no token behind the prompt".into();
@@ -220,9 +223,24 @@ impl<'a> BlockTokeniser<'a> {
                 let marked = self.tokenizer.encode_masked(&conversation.text, answers);
                 Ok(self.up_to_ends(marked.map_err(|error| refused(&error))?))
             }
-            TextRecord::Label(is_desirable) => {
-                Ok(MaskedTokens { ids: vec![u32::from(is_desirable)], mask: vec![false] })
+            TextRecord::Label(is_desirable) => Ok(context(vec![u32::from(is_desirable)])),
+            TextRecord::Prompt(text) => {
+                let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
+                ids.extend(self.long(&text).map_err(|error| refused(&error))?);
+                Ok(context(ids))
             }
+            TextRecord::Question(messages) => {
+                let text = self.template.render(&messages, true);
+                let text = text.map_err(|why| TextFault::Refused { why })?;
+                Ok(context(self.tokenizer.encode(&text).map_err(|error| refused(&error))?))
+            }
+            TextRecord::Fields(text) => match self.tokenizer.vocab_size() {
+                256.. => Ok(context(text.bytes().map(u32::from).collect())),
+                n => {
+                    let why = format!("the tokenizer has {n} tokens, prompts need 256 or more");
+                    Err(TextFault::Refused { why })
+                }
+            },
         }
     }
 
@@ -323,6 +341,11 @@ fn readable<'b>(
         }
     }
     kept.into()
+}
+
+/// Tokens that are not learnt.
+fn context(ids: Vec<u32>) -> MaskedTokens {
+    MaskedTokens { mask: vec![false; ids.len()], ids }
 }
 
 fn refused(error: &crate::TrainerError) -> TextFault {

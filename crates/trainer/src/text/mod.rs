@@ -91,21 +91,33 @@ pub enum RecordKind {
     Pairs,
     /// A prompt with an answer, and whether people liked it: a document, and one whose only token is 1 or 0.
     Labelled,
+    /// A prompt that the model completes itself: a document, and one whose tokens are the bytes of the whole record, for
+    /// whoever gives the reward.
+    Prompts,
 }
 
 impl RecordKind {
     /// Documents of a record that have an answer.
     fn n_answers(self) -> usize {
         match self {
-            Self::Texts => 0,
+            Self::Texts | Self::Prompts => 0,
             Self::Pairs => 2,
             Self::Labelled => 1,
+        }
+    }
+
+    /// Documents of a record that a model reads.
+    fn n_read(self) -> usize {
+        match self {
+            Self::Texts | Self::Labelled | Self::Prompts => 1,
+            Self::Pairs => 2,
         }
     }
 
     /// The keys of a preference.
     fn expected(self) -> &'static str {
         match self {
+            Self::Prompts => "prompt",
             Self::Texts | Self::Pairs => "prompt, chosen and rejected",
             Self::Labelled => "prompt, completion and label",
         }
@@ -396,6 +408,7 @@ impl TextDatasetBuilder<'_> {
             RecordKind::Texts => {}
             RecordKind::Pairs => field(&mut hasher, b"pairs"),
             RecordKind::Labelled => field(&mut hasher, b"labelled"),
+            RecordKind::Prompts => field(&mut hasher, b"prompts"),
         }
         for source in sources {
             let form: &[u8] = match (source.form, self.request.width) {

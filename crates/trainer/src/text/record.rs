@@ -14,6 +14,7 @@
 //! ```text
 //! {"prompt": "…", "chosen": "…", "rejected": "…"}                       the prompt may be part of both answers instead
 //! {"prompt": "…", "completion": "…", "label": true}                     whether people liked it
+//! {"prompt": "…"}                                                       the model makes the answers
 //! ```
 //!
 //! Other keys are left alone. A record that makes no sense is a fault, never the end.
@@ -37,6 +38,12 @@ pub(super) enum TextRecord {
     Conversation { messages: Vec<Message>, n_prompt: usize },
     /// Whether people liked the answer before it.
     Label(bool),
+    /// A prompt that the model completes.
+    Prompt(String),
+    /// The same as messages.
+    Question(Vec<Message>),
+    /// All that a record says, as JSON.
+    Fields(String),
 }
 
 /// Reads one record of JSON: the documents that it is made of.
@@ -58,6 +65,7 @@ pub(super) fn from_fields(
         RecordKind::Texts => Ok(vec![text_record(fields)?]),
         RecordKind::Pairs => preference::pair(fields).map(Vec::from),
         RecordKind::Labelled => preference::labelled(fields).map(Vec::from),
+        RecordKind::Prompts => preference::prompted(fields).map(Vec::from),
     }
 }
 

@@ -23,7 +23,8 @@ pub(super) struct TableColumns {
 /// Columns without which no row is a record.
 const NEEDED: [&[&str]; 4] = [
     &["text"],
-    &["prompt", "completion"],
+    // With a completion, or for a model that makes them.
+    &["prompt"],
     &["instruction", "output"],
     &["instruction", "response"],
 ];

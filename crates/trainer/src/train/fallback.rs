@@ -57,7 +57,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     /// Saves what was trained before an error of files ends the run: where events cannot be written, a checkpoint
     /// often can. Such an error leaves the model as it was before the step, or as it is after it.
     pub(super) fn save_before_failing(&mut self, error: &TrainerError) {
-        if (error.is_of_files() || error.is_rank_lost()) && !self.session.is_half_updated() {
+        let is_outside = error.is_of_files() || error.is_rank_lost() || error.is_of_rewards();
+        if is_outside && !self.session.is_half_updated() {
             // The first error is the one to tell.
             _ = self.save(SaveReason::Latest);
         }

@@ -5,7 +5,7 @@ import { ask, axis, badge, dialog, isChangeable, link, memoryBars, progress, toa
 
 const MOST_POINTS = 6000; // Then the server is asked for a shorter form.
 const MOST_LOG = 300;
-const REWARDS = ['rewards/chosen', 'rewards/rejected', 'rewards/margins', 'rewards/accuracies'];
+const REWARDS = ['rewards/chosen', 'rewards/rejected', 'rewards/margins', 'rewards/accuracies', 'frac_reward_zero_std'];
 // A value of the job as decided: `every = 50 # default`, below the name of its section.
 const valueOf = (config, key) => {
   const [section, name] = key.split('.');
@@ -94,6 +94,7 @@ export class RunView {
         break;
       case 'rewards':
         for (const name of REWARDS) add(name, record.metrics[name]);
+        add('completion_reward', record.metrics.reward);
         break;
       case 'image_sample':
         this.images = this.images.filter(it => it.step !== record.step || it.prompt !== record.prompt || it.seed !== record.seed);
@@ -250,9 +251,14 @@ export class RunView {
     this.charts.busy.plot.hidden = !series.gpu_utilisation.values.length;
     this.panels.policy.hidden = !series.entropy.values.length;
     this.charts.policy.set([line('entropy', 'entropy, of the largest', 'ember'), line('word_ends', 'ends of words', 'teal'), line('same_places', 'same places', 'violet')], { xName });
-    this.panels.rewards.hidden = !series['rewards/chosen'].values.length;
-    this.charts.rewards.set([line('rewards/chosen', 'chosen', 'green'), line('rewards/rejected', 'rejected', 'rose'), line('rewards/margins', 'margins', 'teal')], { xName });
-    this.charts.accuracy.set([line('rewards/accuracies', 'accuracies', 'violet')], { xName });
+    const isOfCompletions = series.completion_reward.values.length > 0;
+    this.panels.rewards.hidden = !isOfCompletions && !series['rewards/chosen'].values.length;
+    this.charts.rewards.set(isOfCompletions
+      ? [line('completion_reward', 'of completions', 'green')]
+      : [line('rewards/chosen', 'chosen', 'green'), line('rewards/rejected', 'rejected', 'rose'), line('rewards/margins', 'margins', 'teal')], { xName });
+    this.charts.accuracy.set(isOfCompletions
+      ? [line('frac_reward_zero_std', 'all of a prompt equal', 'violet')]
+      : [line('rewards/accuracies', 'accuracies', 'violet')], { xName });
     this.charts.reward.set([line('reward', 'mean reward', 'green')], { xName });
     this.memoryBox.replaceChildren(summary.memory ? memoryBars(summary.memory.phases, summary.memory.limit_bytes) : '');
     this.drawDevice();

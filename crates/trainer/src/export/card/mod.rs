@@ -141,7 +141,7 @@ fn triggers(config: &RunConfig) -> Option<String> {
 }
 
 /// Keys that determine the adapter, besides the samples.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 22] = [
     "base.dtype",
     "base.quantise",
     "data.resolution",
@@ -150,6 +150,8 @@ const SETTINGS: [&str; 20] = [
     "preference.method",
     "preference.beta",
     "preference.loss_type",
+    "preference.num_generations",
+    "preference.max_completion_length",
     "adapter.kind",
     "adapter.rank",
     "adapter.alpha",

@@ -30,6 +30,17 @@ pub struct Llama {
     head: Option<ModelTensor>,
 }
 
+/// Tokens, and which of them count.
+#[derive(Clone, Copy)]
+pub struct TokenTargets<'a> {
+    /// [S, N], u32
+    pub ids: &'a Tensor,
+    /// The next token of each that counts, [S, N], u32.
+    pub targets: &'a Tensor,
+    /// What logits are divided by; 1 for the model's own probabilities.
+    pub temperature: f64,
+}
+
 /// Inputs that all blocks share.
 #[derive(Clone)]
 pub struct BlockInputs {
@@ -147,15 +158,16 @@ impl Llama {
     }
 
     /// A loss of the cross entropies of `targets` [S, N]: `weigh` says what it is, and its derivative by each.
+    /// Probabilities are those of logits divided by `temperature`.
     pub fn weighted_loss<'m>(
         &'m self,
         tape: &Tape<'m>,
-        ids: &Tensor,
-        targets: &Tensor,
+        TokenTargets { ids, targets, temperature }: TokenTargets<'_>,
         recompute: Recompute,
         weigh: impl FnOnce(&[f64]) -> Result<RowWeights>,
     ) -> Result<Var> {
         let hidden = self.hidden_states(tape, ids, None, recompute)?;
+        let hidden = tempered(tape, hidden, temperature)?;
         tape.weighted_cross_entropy(&hidden, &self.head(tape), targets, weigh)
     }
 
@@ -163,10 +175,10 @@ impl Llama {
     pub fn token_losses<'m>(
         &'m self,
         tape: &Tape<'m>,
-        ids: &Tensor,
-        targets: &Tensor,
+        TokenTargets { ids, targets, temperature }: TokenTargets<'_>,
     ) -> Result<Vec<f64>> {
         let hidden = self.hidden_states(tape, ids, None, Recompute::None)?;
+        let hidden = tempered(tape, hidden, temperature)?;
         Ok(tape.cross_entropy_with_rows(&hidden, &self.head(tape), targets)?.1.read()?)
     }
 
@@ -248,6 +260,14 @@ impl Llama {
     fn head(&self, tape: &Tape<'_>) -> Var {
         self.head.as_ref().unwrap_or(&self.tokens).var(tape)
     }
+}
+
+/// Logits are linear in the hidden states, which are fewer.
+fn tempered(tape: &Tape<'_>, hidden: Var, temperature: f64) -> Result<Var> {
+    if temperature == 1.0 {
+        return Ok(hidden);
+    }
+    Ok(tape.scale(&hidden, (1.0 / temperature) as f32)?)
 }
 
 /// x [S, N, D] through some of a model's blocks, of which the first has the index `first` in the model.

@@ -17,7 +17,7 @@ mod rope;
 
 use serde::{Deserialize, Serialize};
 
-pub use forward::{BlockInputs, Llama, LlamaBlock, run_blocks, run_cached_blocks};
+pub use forward::{BlockInputs, Llama, LlamaBlock, TokenTargets, run_blocks, run_cached_blocks};
 pub use rope::{RopeConfig, RopeScaling};
 
 use crate::error::TrainerError;

@@ -1,11 +1,11 @@
-//! Preferences: pairs of answers, or answers with a label, each with its prompt. They are tokenised and cached as texts
+//! Preferences: pairs of answers, or answers with a label, each with its prompt; or prompts alone. They are tokenised and cached as texts
 //! are, two documents to a record, and are not packed: each answer is a sequence of its own.
 
 mod record;
 
 use std::path::Path;
 
-pub(super) use record::{labelled, pair};
+pub(super) use record::{labelled, pair, prompted};
 
 use super::pack::{DocumentPiece, HoldOutSplit};
 use super::store::{TokenDocument, TokenStore};
@@ -27,7 +27,7 @@ pub struct PreferenceDataset {
     stores: Vec<TokenStore>,
     problems: Vec<Problem>,
     n_files: usize,
-    /// The most tokens of prompt and answer.
+    /// The most tokens of prompt and answer; of a prompt alone.
     length: usize,
     fingerprint: Fingerprint,
 }
@@ -51,10 +51,12 @@ pub struct AnswerTokens {
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Chosen and rejected, or one alone.
+    /// Chosen and rejected, or one alone; or a prompt without one.
     pub answers: Vec<AnswerTokens>,
     /// Whether the one alone is liked.
     pub is_desirable: bool,
+    /// The whole record as JSON, of a prompt alone.
+    pub record: String,
 }
 
 impl PreferenceDataset {
@@ -124,7 +126,7 @@ impl PreferenceDataset {
         let all = [&self.train, &self.held_out].into_iter();
         all.map(|split| {
             let documents = &self.stores[split.store].documents;
-            let is_cut = |record: &&u32| longest(documents, **record) > self.length;
+            let is_cut = |record: &&u32| longest(self.kind, documents, **record) > self.length;
             split.records.iter().filter(is_cut).count()
         })
         .sum()
@@ -135,7 +137,7 @@ impl PreferenceDataset {
         let documents = &self.stores[self.train.store].documents;
         let of = |record: &u32| {
             let first = *record as usize * PER_RECORD;
-            documents[first..first + self.kind.n_answers()].iter().map(|it| u64::from(it.length))
+            documents[first..first + self.kind.n_read()].iter().map(|it| u64::from(it.length))
         };
         self.train.records.iter().flat_map(of).sum()
     }
@@ -152,7 +154,7 @@ impl PreferenceDataset {
 
     fn lengths(&self, split: &RecordSplit) -> Vec<usize> {
         let documents = &self.stores[split.store].documents;
-        let length = |record: &u32| longest(documents, *record).min(self.length);
+        let length = |record: &u32| longest(self.kind, documents, *record).min(self.length);
         split.records.iter().map(length).collect()
     }
 
@@ -175,9 +177,17 @@ impl PreferenceDataset {
         let store = &self.stores[split.store];
         let first = split.records[index] as usize * PER_RECORD;
         let read = |document| tokens(store, document, self.length);
-        let answers = (first..first + self.kind.n_answers()).map(read).collect::<Result<_>>()?;
+        let answers = (first..first + self.kind.n_read()).map(read).collect::<Result<_>>()?;
         let is_desirable = self.kind != RecordKind::Labelled || read(first + 1)?.ids == [1];
-        Ok(Preference { answers, is_desirable })
+        let record = match self.kind {
+            RecordKind::Prompts => {
+                let bytes = tokens(store, first + 1, usize::MAX)?.ids;
+                let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte as u8).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            RecordKind::Texts | RecordKind::Pairs | RecordKind::Labelled => String::new(),
+        };
+        Ok(Preference { answers, is_desirable, record })
     }
 }
 
@@ -189,13 +199,13 @@ fn tokens(store: &TokenStore, document: usize, most: usize) -> Result<AnswerToke
     Ok(AnswerTokens { ids: read.ids, is_answer: read.mask })
 }
 
-/// Tokens of the longer answer of a record. A label is one token, which no answer is shorter than.
-fn longest(documents: &[TokenDocument], record: u32) -> usize {
+/// Tokens of the longer answer of a record, or of its prompt.
+fn longest(kind: RecordKind, documents: &[TokenDocument], record: u32) -> usize {
     let first = record as usize * PER_RECORD;
-    documents[first..first + PER_RECORD].iter().map(|it| it.length as usize).max().unwrap_or(0)
+    documents[first..first + kind.n_read()].iter().map(|it| it.length as usize).max().unwrap_or(0)
 }
 
-/// The records of which some of each answer is within the length.
+/// The records of which some of each answer is within the length, or all of the prompt.
 fn answered(
     kind: RecordKind,
     store: &TokenStore,
@@ -207,6 +217,12 @@ fn answered(
     for record in 0..(store.documents.len() / PER_RECORD) as u32 {
         let first = record as usize * PER_RECORD;
         let mut has_answers = true;
+        let prompt_tokens = store.documents[first].length as usize;
+        if kind == RecordKind::Prompts && prompt_tokens > length {
+            let fault = TextFault::PromptWithoutRoom { tokens: prompt_tokens, room: length };
+            problems.push(Problem::skipped(path, ProblemKind::Text { at: None, fault }));
+            continue;
+        }
         for document in first..first + kind.n_answers() {
             if store.documents[document].length as usize > length {
                 let read = tokens(store, document, length)?;
@@ -216,7 +232,7 @@ fn answered(
         if has_answers {
             records.push(record);
         } else {
-            let tokens = longest(&store.documents, record);
+            let tokens = longest(kind, &store.documents, record);
             let fault = TextFault::PromptTooLong { tokens, length };
             let kind = ProblemKind::Text { at: None, fault };
             problems.push(Problem::skipped(path, kind));

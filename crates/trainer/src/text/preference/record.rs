@@ -6,6 +6,7 @@
 //! {"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", …}], "rejected": […]}
 //! {"chosen": "…", "rejected": "…"}      what both begin with is the prompt; of messages too
 //! {"prompt": "…", "completion": "…", "label": true}
+//! {"prompt": "…", "answer": "…"}        a prompt alone; other keys are for whoever gives the reward
 //! ```
 
 use serde_json::{Map, Value};
@@ -63,6 +64,21 @@ pub fn labelled(fields: &Map<String, Value>) -> Result<[TextRecord; 2], TextFaul
         (None, answer) => (Speech::Text(String::new()), answer),
     };
     Ok([answered(prompt, answer)?, TextRecord::Label(label(&fields["label"])?)])
+}
+
+/// A prompt alone, and the whole record for whoever rewards what the model makes of it.
+pub fn prompted(fields: &Map<String, Value>) -> Result<[TextRecord; 2], TextFault> {
+    check_keys(fields, &["prompt"], RecordKind::Prompts)?;
+    let prompt = match speech(fields, "prompt")? {
+        Speech::Text(text) if text.trim().is_empty() => return Err(TextFault::Empty),
+        Speech::Text(text) => TextRecord::Prompt(text),
+        Speech::Messages(messages) => {
+            let turns = messages.iter().cloned().chain([Message::assistant("…")]);
+            check_turns(&turns.collect::<Vec<_>>(), 0)?;
+            TextRecord::Question(messages)
+        }
+    };
+    Ok([prompt, TextRecord::Fields(Value::Object(fields.clone()).to_string())])
 }
 
 fn check_keys(
@@ -206,6 +222,34 @@ mod tests {
             let read = labelled(&of(record)).unwrap();
             assert_eq!(read, [completion("a", "b"), TextRecord::Label(is_desirable)]);
         }
+    }
+
+    #[test]
+    fn prompts_keep_their_record() {
+        let record = json!({"prompt": "2+2=", "answer": 4});
+        let read = prompted(&of(record)).unwrap();
+        let fields = TextRecord::Fields(r#"{"prompt":"2+2=","answer":4}"#.into());
+        assert!(read[0] == TextRecord::Prompt("2+2=".into()), "{read:?}");
+        assert_eq!(fields_of(&read[1]), fields_of(&fields));
+        let asked = json!({"prompt": [said("system", "brief"), said("user", "hi")]});
+        let question = vec![Message::system("brief"), Message::user("hi")];
+        assert_eq!(prompted(&of(asked)).unwrap()[0], TextRecord::Question(question));
+        for (record, why) in [
+            (json!({"text": "a"}), "has the keys text, expected prompt"),
+            (json!({"prompt": " "}), "is empty"),
+            (
+                json!({"prompt": [said("user", "a"), said("assistant", "b")]}),
+                "message 3 of the assistant comes after the assistant",
+            ),
+        ] {
+            assert_eq!(prompted(&of(record)).unwrap_err().to_string(), why);
+        }
+    }
+
+    /// Keys may come in another order.
+    fn fields_of(record: &TextRecord) -> Value {
+        let TextRecord::Fields(text) = record else { panic!("{record:?}") };
+        serde_json::from_str(text).unwrap()
     }
 
     #[test]

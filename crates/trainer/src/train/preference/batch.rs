@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use compute::ops::{IGNORE_INDEX, RowWeights};
 
+use crate::objective::grpo::GrpoObjective;
 use crate::objective::preference::{
     AnswerGradient, AnswerLogProb, PreferenceObjective, RewardSums,
 };
@@ -20,6 +21,10 @@ pub(crate) struct PreferenceSample {
     pub length: usize,
     /// How much more likely other answers are than in the reference, in nats; of KTO alone.
     pub kl: f64,
+    /// How much better its completion is than the others after the same prompt; of GRPO alone.
+    pub advantage: f64,
+    /// What each token of its completion weighs.
+    pub token_weight: f64,
 }
 
 /// A micro-batch of preferences.
@@ -41,6 +46,8 @@ pub struct PreferenceMicroBatch {
 struct SampleLabel {
     is_desirable: bool,
     kl: f64,
+    advantage: f64,
+    token_weight: f64,
 }
 
 impl PreferenceMicroBatch {
@@ -53,9 +60,11 @@ impl PreferenceMicroBatch {
         let answers: Vec<&AnswerTokens> =
             samples.iter().flat_map(|sample| &sample.preference.answers).collect();
         let length = samples[0].length;
-        let label = |PreferenceSample { preference, kl, .. }: &PreferenceSample| SampleLabel {
-            is_desirable: preference.is_desirable,
-            kl: *kl,
+        let label = |sample: &PreferenceSample| SampleLabel {
+            is_desirable: sample.preference.is_desirable,
+            kl: sample.kl,
+            advantage: sample.advantage,
+            token_weight: sample.token_weight,
         };
         let mut batch = Self {
             sizes: [answers.len(), length],
@@ -92,7 +101,15 @@ impl PreferenceMicroBatch {
             ids: vec![0; all],
             targets: vec![0; all],
             is_answer: vec![true; all],
-            labels: vec![SampleLabel { is_desirable: true, kl: 0.0 }; n],
+            labels: vec![
+                SampleLabel {
+                    is_desirable: true,
+                    kl: 0.0,
+                    advantage: 0.0,
+                    token_weight: 0.0
+                };
+                n
+            ],
         }
     }
 
@@ -143,10 +160,13 @@ impl PreferenceMicroBatch {
         log: &RewardLog,
     ) -> RowWeights {
         let mut sums = log.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let PreferenceObjective::Grpo(grpo) = objective {
+            return self.weigh_completions(grpo, losses, reference, &mut sums);
+        }
         let answers = self.log_probs(losses, reference);
         let (mut loss, mut gradients) = (0.0, Vec::with_capacity(answers.len()));
         if objective.is_unpaired() {
-            for (answer, SampleLabel { is_desirable, kl }) in answers.iter().zip(&self.labels) {
+            for (answer, SampleLabel { is_desirable, kl, .. }) in answers.iter().zip(&self.labels) {
                 let sample = objective.single(*answer, *is_desirable, *kl);
                 sums.add_single(&sample, *is_desirable);
                 if objective.needs_kl() {
@@ -165,6 +185,31 @@ impl PreferenceMicroBatch {
         }
         let share = 1.0 / self.labels.len() as f64;
         RowWeights { loss: share * loss, weights: self.row_weights(&gradients, share) }
+    }
+
+    /// The same of completions, token by token.
+    fn weigh_completions(
+        &self,
+        objective: &GrpoObjective,
+        losses: &[f64],
+        reference: Option<&[f64]>,
+        sums: &mut RewardSums,
+    ) -> RowWeights {
+        let [n, length] = self.sizes;
+        let (mut loss, mut weights) = (0.0, vec![0.0; self.targets.len()]);
+        let all = self.targets.iter().enumerate();
+        for (at, _) in all.filter(|(_, target)| **target != IGNORE_INDEX) {
+            let SampleLabel { advantage, token_weight, .. } = self.labels[at / length];
+            let of_reference = reference.map_or(0.0, |losses| -losses[at]);
+            let token = objective.token(-losses[at], of_reference, advantage);
+            let share = token_weight / n as f64;
+            loss += share * token.loss;
+            weights[at] = -(share * token.slope) as f32;
+            if reference.is_some() {
+                sums.add("kl", token.kl);
+            }
+        }
+        RowWeights { loss, weights }
     }
 
     /// A cross entropy is a log-probability with the other sign.
@@ -188,6 +233,11 @@ impl RewardLog {
     pub fn means(&self) -> Option<BTreeMap<String, f64>> {
         let means = self.0.lock().unwrap_or_else(PoisonError::into_inner).means();
         Some(means).filter(|means| !means.is_empty())
+    }
+
+    /// Takes in a value of a mean.
+    pub fn add(&self, name: &'static str, value: f64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(name, value);
     }
 
     /// Forgets all.

@@ -1,4 +1,5 @@
-//! The data loader of preferences: batches of pairs, or of single answers, of about one length.
+//! The data loader of preferences: batches of pairs, of single answers, or of completions that the model makes, of about
+//! one length.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,14 +10,15 @@ use compute::{Device, Tape};
 
 use super::PreferenceTask;
 use super::batch::{PreferenceMicroBatch, PreferenceSample};
+use super::rollout::Rollout;
 use crate::config::RunConfig;
 use crate::config::text::TextConfig;
 use crate::data::{BatchSampler, SizeCounts};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
-use crate::model::llama::Llama;
 use crate::model::llama::language_model::LanguageModel;
+use crate::model::llama::{Llama, TokenTargets};
 use crate::progress;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::{
@@ -36,6 +38,10 @@ pub(crate) struct PreferenceLoader<'a> {
     /// Of each that is held out.
     held_out_sizes: Vec<SequenceLength>,
     padding: u32,
+    /// Where samples are completions that the model makes.
+    rollout: Option<Rollout<'a>>,
+    /// Samples of a batch.
+    batch_size: usize,
     /// Texts generated during training.
     samples: Option<SampleTextWriter<'a, LanguageModel>>,
 }
@@ -53,7 +59,8 @@ pub fn open_preferences(
         kind: task.preference.record_kind(),
         follow_links: task.language.text.follow_links,
         width: *width,
-        length: *length,
+        // Of a prompt alone.
+        length: *length + 1 - task.n_generated().max(1),
         held_out: held_out.clone(),
         seed: config.train.seed,
         folder: config.cache_folder(),
@@ -79,15 +86,26 @@ impl<'a> PreferenceLoader<'a> {
         config: &RunConfig,
         preferences: PreferenceDataset,
     ) -> Result<Self> {
-        let most = task.language.text.length;
+        let (most, generated) = (task.language.text.length, task.n_generated());
         let sizes = |lengths: Vec<usize>| -> Vec<SequenceLength> {
-            lengths.into_iter().map(|tokens| filled_length(tokens, most)).collect()
+            lengths.into_iter().map(|tokens| filled_length(tokens + generated, most)).collect()
         };
+        let rollout = task.objective.grpo().map(|objective| Rollout {
+            task,
+            objective: *objective,
+            seed: config.train.seed,
+        });
         let train = sizes(preferences.train_lengths());
         let counted: Vec<_> = train.iter().map(|size| (*size, 1)).collect();
         let samples = task.makes_samples().then(|| SampleTextWriter::new(task.language));
         Ok(Self {
-            order: BatchSampler::new(&counted, config.train.batch_size, config.train.seed),
+            order: BatchSampler::new(
+                &counted,
+                config.train.batch_size / task.per_record(),
+                config.train.seed,
+            ),
+            batch_size: config.train.batch_size,
+            rollout,
             held_out_sizes: sizes(preferences.held_out_lengths()),
             sizes: train.into(),
             preferences: Arc::new(preferences),
@@ -102,6 +120,10 @@ impl<'a> PreferenceLoader<'a> {
         (samples.len() as f64, batch)
     }
 
+    fn held_out_sample(&self, index: usize) -> Result<PreferenceSample> {
+        Ok(sample(self.preferences.held_out(index)?, self.held_out_sizes[index]))
+    }
+
     /// How much more likely the model takes an answer to be than its reference does.
     fn log_ratio(
         &self,
@@ -114,8 +136,9 @@ impl<'a> PreferenceLoader<'a> {
         let ids = device.upload(batch.sizes, &batch.ids)?;
         let targets = device.upload(batch.sizes, &batch.targets)?;
         let tape = Tape::inference(device, params, 0);
-        let reference = model.token_losses(&tape.without_adapters(), &ids, &targets)?;
-        let losses = model.token_losses(&tape, &ids, &targets)?;
+        let tokens = TokenTargets { ids: &ids, targets: &targets, temperature: 1.0 };
+        let reference = model.token_losses(&tape.without_adapters(), tokens)?;
+        let losses = model.token_losses(&tape, tokens)?;
         let found = batch.log_probs(&losses, Some(&reference))[0];
         Ok(found.answer - found.reference)
     }
@@ -123,19 +146,20 @@ impl<'a> PreferenceLoader<'a> {
 
 /// Sizes of preferences, for a plan.
 pub(super) fn summary(
+    task: &PreferenceTask<'_>,
     preferences: &PreferenceDataset,
-    most: usize,
     of: &DatasetSummary<SequenceLength>,
 ) -> DatasetSummary<SequenceLength> {
-    let counts = |lengths: Vec<usize>| {
+    let (most, generated) = (task.language.text.length, task.n_generated());
+    let counts = |lengths: Vec<usize>, each: usize| {
         let mut counts = SizeCounts::new();
         for tokens in lengths {
-            *counts.entry(filled_length(tokens, most)).or_default() += 1;
+            *counts.entry(filled_length(tokens + generated, most)).or_default() += each;
         }
         counts
     };
-    let train = counts(preferences.train_lengths());
-    let held_out = counts(preferences.held_out_lengths());
+    let train = counts(preferences.train_lengths(), task.per_record());
+    let held_out = counts(preferences.held_out_lengths(), 1);
     DatasetSummary { train, held_out, ..of.clone() }
 }
 
@@ -159,7 +183,7 @@ impl<'a> traits::DataLoader for PreferenceLoader<'a> {
     }
 
     fn n_train(&self) -> usize {
-        self.preferences.n_train()
+        self.preferences.n_train() * self.task.per_record()
     }
 
     fn n_held_out(&self) -> usize {
@@ -172,12 +196,15 @@ impl<'a> traits::DataLoader for PreferenceLoader<'a> {
 
     fn read_from(&self, number: u64) -> PrefetchedBatches<Self> {
         let (preferences, mut order) = (Arc::clone(&self.preferences), self.order.clone());
-        let sizes = Arc::clone(&self.sizes);
+        let (sizes, each) = (Arc::clone(&self.sizes), self.task.per_record());
         Prefetch::begin(number, move |number| {
             let indices = order.batch(number);
             let size = sizes[indices[0]];
-            let sample = |index: usize| Ok(sample(preferences.train(index)?, size));
-            let samples = indices.into_iter().map(sample).collect::<Result<_>>()?;
+            let mut samples = Vec::with_capacity(indices.len() * each);
+            for index in indices {
+                let preference = preferences.train(index)?;
+                samples.extend((0..each).map(|_| sample(preference.clone(), size)));
+            }
             Ok(TrainBatch { number, samples, size })
         })
     }
@@ -185,17 +212,27 @@ impl<'a> traits::DataLoader for PreferenceLoader<'a> {
     /// Every sample counts the same.
     fn expected_weight(&mut self, numbers: Range<u64>) -> f64 {
         let n: usize = numbers.map(|number| self.order.batch(number).len()).sum();
-        n as f64
+        (n * self.task.per_record()) as f64
     }
 
-    /// Of KTO, how far the model is from its reference: on the answers of the batch, each after the prompt of another.
-    /// One at a time, so that it does not depend on how the batch is cut.
+    /// Of GRPO, the completions and what they are worth. Of KTO, how far the model is from its reference: on the answers of
+    /// the batch, each after the prompt of another. One at a time, so that it does not depend on how the batch is cut.
     fn complete_batch(
         &self,
         device: &Device,
         trainable: TrainableModel<'_, Llama>,
         batch: &mut TrainBatch<SequenceLength, PreferenceSample>,
     ) -> Result<()> {
+        if let Some(rollout) = &self.rollout {
+            let SequenceLength(length) = batch.size;
+            let first = batch.number * self.batch_size as u64;
+            rollout.complete_batch(device, trainable, &mut batch.samples, length, first)?;
+            // Of the batch, so that it does not depend on how that is cut.
+            let tokens = batch.samples.iter().map(|it| it.preference.answers[0].ids.len()).max();
+            let SequenceLength(filled) = filled_length(tokens.unwrap_or(0), length);
+            batch.samples.iter_mut().for_each(|sample| sample.length = filled);
+            return Ok(());
+        }
         let n = batch.samples.len();
         if !self.task.objective.needs_kl() || n < 2 {
             return Ok(());
@@ -229,12 +266,23 @@ impl<'a> traits::DataLoader for PreferenceLoader<'a> {
     }
 
     fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, PreferenceMicroBatch)> {
-        let read = |pass: &HeldOutPass| {
-            let size = self.held_out_sizes[pass.sample];
-            Ok(sample(self.preferences.held_out(pass.sample)?, size))
-        };
-        let samples: Vec<_> = passes.iter().map(read).collect::<Result<_>>()?;
+        let samples: Vec<_> =
+            passes.iter().map(|pass| self.held_out_sample(pass.sample)).collect::<Result<_>>()?;
         Ok(self.micro_batch_of(&samples))
+    }
+
+    /// Of GRPO, the mean reward of completions with the other sign: lower is better, as of every loss.
+    fn validate(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        passes: &[HeldOutPass],
+    ) -> Result<Option<(f64, f64)>> {
+        let Some(rollout) = &self.rollout else { return Ok(None) };
+        let sample = |pass: &HeldOutPass| Ok((pass.sample, self.held_out_sample(pass.sample)?));
+        let samples: Vec<_> = passes.iter().map(sample).collect::<Result<_>>()?;
+        let reward = rollout.validate(device, trainable, &samples)?;
+        Ok(Some((samples.len() as f64, -reward)))
     }
 
     fn write_samples(
@@ -253,7 +301,7 @@ impl<'a> traits::DataLoader for PreferenceLoader<'a> {
 }
 
 fn sample(preference: Preference, SequenceLength(length): SequenceLength) -> PreferenceSample {
-    PreferenceSample { preference, length, kl: 0.0 }
+    PreferenceSample { preference, length, kl: 0.0, advantage: 0.0, token_weight: 0.0 }
 }
 
 #[cfg(test)]

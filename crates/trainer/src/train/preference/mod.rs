@@ -1,21 +1,27 @@
-//! Training a language model on preferences: DPO, ORPO and KTO. The reference is the base itself: its log-probabilities
+//! Training a language model on preferences, DPO, ORPO and KTO, or on rewards of its own completions, GRPO. The reference is the base itself: its log-probabilities
 //! are those of the model with its adapters left out, in a second forward pass of every step, so that nothing has to be
 //! kept between steps.
 
 mod batch;
 mod loader;
+mod reward;
+mod reward_program;
+mod rollout;
+#[cfg(test)]
+mod rollout_tests;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compute::{Device, DeviceKind, Dtype, Tape, Var};
+use compute::{Device, DeviceKind, Dtype, Tape, Var, WorkStats};
 use weights::BytesDoneFn;
 
 use self::batch::{PreferenceMicroBatch, RewardLog};
 use self::loader::PreferenceLoader;
 pub use self::loader::open_preferences;
+use self::reward::Rewarder;
 use super::data_parallel::{first_rank_first, is_first};
 use super::device::{DeviceSetup, MeteredDevice, PlannedRun};
 use super::folder::RunOutput;
@@ -32,10 +38,11 @@ use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, TensorSpec};
-use crate::model::llama::Llama;
 use crate::model::llama::language_model::LanguageModel;
+use crate::model::llama::{Llama, TokenTargets};
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
+use crate::objective::grpo::GrpoObjective;
 use crate::objective::preference::PreferenceObjective;
 use crate::plan::{PlanRequest, choose, memory_levels};
 use crate::task::prefetch::PREFETCH_BATCHES;
@@ -53,19 +60,21 @@ pub struct PreferenceTask<'a> {
     pub preference: &'a PreferenceConfig,
     objective: PreferenceObjective,
     log: &'a RewardLog,
+    rewarder: &'a Rewarder,
 }
 
 /// A model with its tokenizer, open, to learn from preferences.
 pub struct PreferencePipeline {
     language: LanguagePipeline,
     log: RewardLog,
+    rewarder: Rewarder,
 }
 
 impl PreferencePipeline {
     /// The model and the tokenizer of a job. To plan, neither need exist on disk.
     pub fn open(config: &RunConfig, is_planned: bool) -> Result<Self> {
         let language = LanguagePipeline::open(config, is_planned)?;
-        Ok(Self { language, log: RewardLog::default() })
+        Ok(Self { language, log: RewardLog::default(), rewarder: Rewarder::default() })
     }
 
     /// The model.
@@ -96,9 +105,46 @@ impl PreferencePipeline {
                 hint: "set train.batch_size to 2 or more, or preference.loss_type = \"apo_zero_unpaired\"",
             });
         }
+        if let Some(grpo) = objective.grpo() {
+            check_completions(config, grpo)?;
+        }
         let language = self.language.task(config)?;
-        Ok(PreferenceTask { language, preference, objective, log: &self.log })
+        let (log, rewarder) = (&self.log, &self.rewarder);
+        Ok(PreferenceTask { language, preference, objective, log, rewarder })
     }
+}
+
+/// That a batch holds whole groups, and a sequence a prompt with a completion.
+fn check_completions(config: &RunConfig, grpo: &GrpoObjective) -> Result<()> {
+    let refuse = |problem, hint| Err(TrainerError::Request { problem, hint });
+    let (batch, n) = (config.train.batch_size, grpo.num_generations);
+    if !batch.is_multiple_of(n) {
+        return refuse(
+            format!(
+                "train.batch_size is {batch} completions, and preference.num_generations makes {n} of each prompt"
+            ),
+            "set train.batch_size to a multiple of preference.num_generations",
+        );
+    }
+    let (text, _) = config.data.texts()?;
+    let length = text.length;
+    let most = grpo.max_completion_length;
+    if length <= most {
+        return refuse(
+            format!(
+                "text.length is {length} tokens, and a completion may have preference.max_completion_length = {most}: \
+                 no prompt fits before it"
+            ),
+            "set text.length to the tokens of a prompt with its completion, or preference.max_completion_length lower",
+        );
+    }
+    if config.part.size > 1 {
+        return refuse(
+            format!("grpo trains on one machine, and the run has {} ranks", config.part.size),
+            "start it without mpirun",
+        );
+    }
+    Ok(())
 }
 
 /// Bytes of a token of an answer on the host: its id, its target, whether it is part of the answer, twice.
@@ -112,7 +158,22 @@ impl PreferenceTask<'_> {
 
     fn summary_of(&self, preferences: &PreferenceDataset) -> DatasetSummary<SequenceLength> {
         let nominal = DatasetSummary { is_nominal: false, ..self.dataset_summary(1) };
-        loader::summary(preferences, self.language.text.length, &nominal)
+        loader::summary(self, preferences, &nominal)
+    }
+
+    /// Samples that are made of a record.
+    fn per_record(&self) -> usize {
+        self.objective.grpo().map_or(1, |grpo| grpo.num_generations)
+    }
+
+    /// The most tokens that the model adds to a record.
+    fn n_generated(&self) -> usize {
+        self.objective.grpo().map_or(0, |grpo| grpo.max_completion_length)
+    }
+
+    /// What logits are divided by where they are learnt: as where tokens are drawn.
+    fn temperature(&self) -> f64 {
+        self.objective.grpo().map_or(1.0, |_| self.preference.temperature)
     }
 }
 
@@ -158,11 +219,12 @@ impl Task for PreferenceTask<'_> {
         let Self { objective, log, .. } = self;
         let ids = tape.device().upload(micro_batch.sizes, &micro_batch.ids)?;
         let targets = tape.device().upload(micro_batch.sizes, &micro_batch.targets)?;
+        let tokens = TokenTargets { ids: &ids, targets: &targets, temperature: self.temperature() };
         let reference = objective
             .has_reference()
-            .then(|| model.token_losses(&tape.without_adapters(), &ids, &targets))
+            .then(|| model.token_losses(&tape.without_adapters(), tokens))
             .transpose()?;
-        model.weighted_loss(tape, &ids, &targets, recompute, |losses| {
+        model.weighted_loss(tape, tokens, recompute, |losses| {
             Ok(micro_batch.weigh(objective, losses, reference.as_deref(), log))
         })
     }
@@ -173,6 +235,37 @@ impl Task for PreferenceTask<'_> {
 
     fn reset_metrics(&self) {
         self.log.reset();
+    }
+
+    fn is_policy_gradient(&self) -> bool {
+        self.objective.grpo().is_some()
+    }
+
+    /// Of GRPO, completions of every prompt.
+    fn dry_run_batches(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        SequenceLength(length): SequenceLength,
+        n: usize,
+    ) -> Result<Vec<(usize, WorkStats)>> {
+        let Some(grpo) = self.objective.grpo() else { return Ok(Vec::new()) };
+        let works = rollout::dry_run(device, trainable, grpo, length, grpo.num_generations)?;
+        let prompts = n.div_ceil(grpo.num_generations);
+        Ok(works.map(|(times, work)| (times * prompts, work)).into())
+    }
+
+    /// Of GRPO, one completion of every prompt.
+    fn dry_run_validation(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        SequenceLength(length): SequenceLength,
+        n: usize,
+    ) -> Result<Option<Vec<(usize, WorkStats)>>> {
+        let Some(grpo) = self.objective.grpo() else { return Ok(None) };
+        let works = rollout::dry_run(device, trainable, grpo, length, 1)?;
+        Ok(Some(works.map(|(times, work)| (times * n, work)).into()))
     }
 
     fn dummy_micro_batch(
@@ -211,8 +304,10 @@ impl Task for PreferenceTask<'_> {
         let answers = if self.objective.is_unpaired() { 1 } else { 2 };
         let length = dataset.train.keys().next_back().map_or(0, |SequenceLength(length)| *length);
         let batch = config.train.batch_size * answers * length * TOKEN_BYTES;
+        let logits = self.per_record() * self.language.base.config.vocab_size * size_of::<f64>();
+        let logits = if self.objective.grpo().is_some() { logits } else { 0 };
         let order: usize = dataset.train.values().map(|n| 4 * n * size_of::<usize>()).sum();
-        (PREFETCH_BATCHES + 2) * batch + order
+        (PREFETCH_BATCHES + 2) * batch + order + logits
     }
 
     fn relative_cost(size: SequenceLength) -> usize {
@@ -248,7 +343,12 @@ impl Task for PreferenceTask<'_> {
             task: Self { language: task, ..*self },
             dataset,
         };
-        smaller.map(of).collect()
+        // A sequence has to hold more than a completion.
+        let has_room = |it: &SmallerTask<Self>| {
+            let sizes = it.dataset.train.keys().next_back();
+            sizes.is_none_or(|SequenceLength(length)| *length > self.n_generated())
+        };
+        smaller.map(of).filter(has_room).collect()
     }
 }
 

@@ -23,6 +23,7 @@ use crate::model::adapter::factors::Factors;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
 use crate::model::build::Precision;
 use crate::model::host::relative_error;
+use crate::model::llama::TokenTargets;
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::recompute::Recompute;
 use crate::objective::preference::{DpoLoss, KtoLoss, PreferenceObjective};
@@ -30,15 +31,15 @@ use crate::plan::Rates;
 use crate::text::preference::{AnswerTokens, Preference};
 use crate::train::{DeviceSetup, TrainOptions, train};
 
-fn golden(name: &str) -> PathBuf {
+pub(super) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(super) fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn answer(prompt: &Value, answer: &Value) -> AnswerTokens {
+pub(super) fn answer(prompt: &Value, answer: &Value) -> AnswerTokens {
     let (prompt, answer) = (ids(prompt), ids(answer));
     let is_answer = [vec![false; prompt.len()], vec![true; answer.len()]].concat();
     AnswerTokens { ids: [prompt, answer].concat(), is_answer }
@@ -48,6 +49,7 @@ fn pairs(golden: &Value) -> Vec<Preference> {
     let pair = |pair: &Value| Preference {
         answers: ["chosen", "rejected"].map(|kind| answer(&pair["prompt"], &pair[kind])).into(),
         is_desirable: true,
+        record: String::new(),
     };
     golden["pairs"].as_array().unwrap().iter().map(pair).collect()
 }
@@ -56,6 +58,7 @@ fn singles(golden: &Value) -> Vec<Preference> {
     let single = |sample: &Value| Preference {
         answers: vec![answer(&sample["prompt"], &sample["completion"])],
         is_desirable: sample["label"].as_bool().unwrap(),
+        record: String::new(),
     };
     golden["samples"].as_array().unwrap().iter().map(single).collect()
 }
@@ -98,7 +101,13 @@ fn losses_and_gradients_are_those_of_trl() {
         let kl = batch["metrics"]["kl"].as_f64().unwrap_or(0.0);
         let samples: Vec<_> = samples
             .into_iter()
-            .map(|preference| PreferenceSample { preference, length: 14, kl })
+            .map(|preference| PreferenceSample {
+                preference,
+                length: 14,
+                kl,
+                advantage: 0.0,
+                token_weight: 0.0,
+            })
             .collect();
         let micro_batch = PreferenceMicroBatch::new(&samples, &objective, 0);
         let log = RewardLog::default();
@@ -107,10 +116,11 @@ fn losses_and_gradients_are_those_of_trl() {
             let tape = Tape::training(&device, &adapters.params, 0);
             let upload = |values: &[u32]| device.upload(micro_batch.sizes, values).unwrap();
             let (ids, targets) = (upload(&micro_batch.ids), upload(&micro_batch.targets));
-            let reference = model.token_losses(&tape.without_adapters(), &ids, &targets).unwrap();
+            let tokens = TokenTargets { ids: &ids, targets: &targets, temperature: 1.0 };
+            let reference = model.token_losses(&tape.without_adapters(), tokens).unwrap();
             let reference = objective.has_reference().then_some(reference);
             let loss = model
-                .weighted_loss(&tape, &ids, &targets, recompute, |losses| -> Result<RowWeights> {
+                .weighted_loss(&tape, tokens, recompute, |losses| -> Result<RowWeights> {
                     Ok(micro_batch.weigh(&objective, losses, reference.as_deref(), &log))
                 })
                 .unwrap();
@@ -185,18 +195,18 @@ fn labelled_file() -> String {
     lines
 }
 
-struct PreferenceRun {
-    end: Result<RunEnd>,
-    events: Vec<Event>,
+pub(super) struct PreferenceRun {
+    pub end: Result<RunEnd>,
+    pub events: Vec<Event>,
 }
 
 impl PreferenceRun {
-    fn new(place: &Path, out: &str, settings: &[&str], stop_after: Option<u64>) -> Self {
+    pub fn new(place: &Path, out: &str, settings: &[&str], stop_after: Option<u64>) -> Self {
         Self::within(1 << 30, place, out, settings, stop_after)
     }
 
     /// Trains in a folder, with further settings; asks to stop after a step, or goes on from there.
-    fn within(
+    pub fn within(
         limit_bytes: usize,
         place: &Path,
         out: &str,
@@ -241,7 +251,7 @@ impl PreferenceRun {
     }
 
     /// Of each step.
-    fn metrics(&self) -> Vec<BTreeMap<String, f64>> {
+    pub fn metrics(&self) -> Vec<BTreeMap<String, f64>> {
         let of = |event: &Event| match event {
             Event::Rewards(rewards) if !rewards.is_held_out() => Some(rewards.metrics.clone()),
             _ => None,
@@ -249,7 +259,7 @@ impl PreferenceRun {
         self.events.iter().filter_map(of).collect()
     }
 
-    fn losses(&self) -> Vec<f64> {
+    pub fn losses(&self) -> Vec<f64> {
         let loss = |event: &Event| match event {
             Event::Step(step) => Some(step.loss),
             _ => None,
@@ -258,7 +268,7 @@ impl PreferenceRun {
     }
 }
 
-fn adapter(place: &Path, out: &str) -> Vec<u8> {
+pub(super) fn adapter(place: &Path, out: &str) -> Vec<u8> {
     fs::read(place.join(out).join("adapter/peft/adapter_model.safetensors")).unwrap()
 }
 
