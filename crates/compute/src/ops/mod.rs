@@ -41,7 +41,7 @@ pub use khatri_rao::SharedAxis;
 pub(crate) use linear::Fp8Checks;
 pub use linear::{Fp8Check, Linear, Lora, Weight};
 pub(crate) use matmul::matrix_units_agree;
-pub use mse::MseWeights;
+pub use mse::{ErrorLoss, ErrorWeights};
 pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{
     Adafactor, AdamW, BlockCodes, FactoredMoments, GradClip, Moments, Moments8bit, Muon, Prodigy,

@@ -1,12 +1,12 @@
 //! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
 
 use crate::ops::{
-    Activation, Adafactor, AdamW, Attention, Conv2d, Conv3d, ConvPadding, FactoredMoments,
-    GradClip, LatentScaling, LatentStd, Linear, Lora, Moments, Moments8bit, PatchOrder, Prodigy,
-    ProdigyState, QkNormRope, Rope, RopeAxis, RopePairs, ScheduleFreeState, SharedAxis, adafactor,
-    adamw, adamw_8bit, add_noise, count_not_finite, ema, global_norm, lion, momentum, prodigy,
-    prodigy_distance, rope_table, row_norms, sample_latents, schedule_free, stochastic_round,
-    top_k,
+    Activation, Adafactor, AdamW, Attention, Conv2d, Conv3d, ConvPadding, ErrorLoss, ErrorWeights,
+    FactoredMoments, GradClip, LatentScaling, LatentStd, Linear, Lora, Moments, Moments8bit,
+    PatchOrder, Prodigy, ProdigyState, QkNormRope, Rope, RopeAxis, RopePairs, ScheduleFreeState,
+    SharedAxis, adafactor, adamw, adamw_8bit, add_noise, count_not_finite, ema, global_norm, lion,
+    momentum, prodigy, prodigy_distance, rope_table, row_norms, sample_latents, schedule_free,
+    stochastic_round, top_k,
 };
 use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
@@ -322,6 +322,18 @@ fn tokens() -> Vec<SelfTestCase> {
         SelfTestCase::new("mean squared error", &[x], |tape, v| {
             let weights = tape.device().upload([2], &[0.5f32, 2.0])?;
             tape.mse(&v[0], v[1].tensor(), Some(&weights), None)
+        })
+        .then(&[(x, InputRole::FrozenF32)]),
+        SelfTestCase::new("huber loss", &[x], |tape, v| {
+            let c = tape.device().upload([2], &[0.25f32, 2.0])?;
+            let (loss, weights) = (ErrorLoss::Huber(&c), ErrorWeights::default());
+            tape.error_loss(&v[0], v[1].tensor(), loss, weights)
+        })
+        .then(&[(x, InputRole::FrozenF32)]),
+        SelfTestCase::new("pseudo-huber loss", &[x], |tape, v| {
+            let c = tape.device().upload([2], &[0.25f32, 2.0])?;
+            let (loss, weights) = (ErrorLoss::PseudoHuber(&c), ErrorWeights::default());
+            tape.error_loss(&v[0], v[1].tensor(), loss, weights)
         })
         .then(&[(x, InputRole::FrozenF32)]),
         SelfTestCase::new("cross entropy", &[[6, 9].into(), [77, 9].into()], |tape, v| {

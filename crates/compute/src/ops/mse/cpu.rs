@@ -1,9 +1,10 @@
-//! The mean squared error on the CPU.
+//! The mean cost of errors on the CPU.
 
-use super::LossWeights;
+use super::{CostKind, LossFactors};
 use crate::backward::GradientSlot;
 use crate::cpu::CpuBackend;
-use crate::cpu::rows::{load, store, sum_squares};
+use crate::cpu::rows::{load, store, sum, sum_squares};
+use crate::cpu::simd::simd;
 use crate::dtype::with_real;
 use crate::{Shape, Tensor};
 
@@ -15,40 +16,39 @@ pub fn forward(
     cpu: &CpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     mean: &mut Tensor,
 ) {
     let (shape, width) = (prediction.shape(), prediction.shape().width());
-    let factors = RowLossWeights::new(factors, shape);
+    let factors = RowFactors::new(factors, shape);
     let total = cpu.total(shape.rows(), |rows| {
         let (mut errors, mut total) = (RowErrors::new(prediction, target), 0.0);
         for row in rows {
-            let mut squares = 0.0;
+            let mut costs = 0.0;
             for start in (row * width..(row + 1) * width).step_by(PIECE) {
                 let length = PIECE.min((row + 1) * width - start);
                 let errors = errors.load(start, length);
-                factors.scale_roots(errors, start);
-                squares += f64::from(sum_squares(errors, 0.0));
+                costs += f64::from(factors.cost(errors, row, start));
             }
-            total += f64::from(factors.of(row)) * squares;
+            total += f64::from(factors.of(row)) * costs;
         }
         total
     });
     mean.data_mut::<f32>()[0] = (total * factors.inverse_count) as f32;
 }
 
-/// 2·gradient·(prediction - target)·factor / count
+/// gradient·cost'(prediction - target)·factor / count
 pub fn backward(
     cpu: &CpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     gradient: &Tensor,
     slot: &mut GradientSlot,
 ) {
     let width = prediction.shape().width();
-    let factors = RowLossWeights::new(factors, prediction.shape());
-    let scale = 2.0 * f64::from(gradient.data::<f32>()[0]) * factors.inverse_count;
+    let factors = RowFactors::new(factors, prediction.shape());
+    let scale = f64::from(gradient.data::<f32>()[0]) * factors.inverse_count;
     let add = slot.add;
     with_real!(slot.tensor.dtype(), T => {
         cpu.par_rows(slot.tensor.data_mut::<T>(), width, |first, rows| {
@@ -57,6 +57,7 @@ pub fn backward(
                 let factor = (scale * f64::from(factors.of(row))) as f32;
                 for (start, out) in (row * width..).step_by(PIECE).zip(out.chunks_mut(PIECE)) {
                     let errors = errors.load(start, out.len());
+                    factors.differentiate(errors, row);
                     for error in &mut *errors {
                         *error *= factor;
                     }
@@ -93,7 +94,9 @@ impl<'a> RowErrors<'a> {
     }
 }
 
-struct RowLossWeights<'a> {
+struct RowFactors<'a> {
+    kind: CostKind,
+    thresholds: Option<&'a [f32]>,
     weights: Option<&'a [f32]>,
     mask: Option<&'a [f32]>,
     elements: Option<&'a [f32]>,
@@ -102,8 +105,8 @@ struct RowLossWeights<'a> {
     inverse_count: f64,
 }
 
-impl<'a> RowLossWeights<'a> {
-    fn new(factors: &'a LossWeights, shape: Shape) -> Self {
+impl<'a> RowFactors<'a> {
+    fn new(factors: &'a LossFactors, shape: Shape) -> Self {
         let weights = factors.weights.as_ref().map(Tensor::data);
         let mask = factors.mask.as_ref().map(Tensor::data::<f32>);
         let count = match mask {
@@ -115,7 +118,46 @@ impl<'a> RowLossWeights<'a> {
         let inverse_count = if count == 0.0 { 0.0 } else { count.recip() };
         let elements = factors.elements.as_ref().map(Tensor::data);
         let rows_per_sample = factors.rows_per_sample;
-        Self { weights, mask, elements, rows_per_sample, inverse_count }
+        let (kind, thresholds) = (factors.kind, factors.thresholds.as_ref().map(Tensor::data));
+        Self { kind, thresholds, weights, mask, elements, rows_per_sample, inverse_count }
+    }
+
+    /// What errors of a row from an element on cost, each by its factor. The errors are lost.
+    #[inline(always)]
+    fn cost(&self, errors: &mut [f32], row: usize, start: usize) -> f32 {
+        let c = self.threshold(row);
+        match self.kind {
+            CostKind::Squared => {
+                self.scale_roots(errors, start);
+                return sum_squares(errors, 0.0);
+            }
+            CostKind::Absolute => errors.iter_mut().for_each(|error| *error = error.abs()),
+            CostKind::Huber => huber(errors, c),
+            CostKind::PseudoHuber => pseudo_huber(errors, c),
+        }
+        self.scale(errors, start);
+        sum(errors)
+    }
+
+    /// Errors of a row become the derivatives of their costs.
+    #[inline(always)]
+    fn differentiate(&self, errors: &mut [f32], row: usize) {
+        let c = self.threshold(row);
+        match self.kind {
+            CostKind::Squared => errors.iter_mut().for_each(|error| *error *= 2.0),
+            CostKind::Absolute => {
+                for error in errors {
+                    *error = if *error == 0.0 { 0.0 } else { error.signum() };
+                }
+            }
+            CostKind::Huber => errors.iter_mut().for_each(|error| *error = error.clamp(-c, c)),
+            CostKind::PseudoHuber => pseudo_huber_slopes(errors, c),
+        }
+    }
+
+    #[inline(always)]
+    fn threshold(&self, row: usize) -> f32 {
+        self.thresholds.map_or(1.0, |thresholds| thresholds[row / self.rows_per_sample])
     }
 
     /// Multiplies numbers from an element on by the factors of theirs.
@@ -138,5 +180,29 @@ impl<'a> RowLossWeights<'a> {
     fn of(&self, row: usize) -> f32 {
         let weight = self.weights.map_or(1.0, |weights| weights[row / self.rows_per_sample]);
         weight * self.mask.map_or(1.0, |mask| mask[row])
+    }
+}
+
+simd! {
+    fn huber(errors: &mut [f32], c: f32) {
+        for error in errors {
+            let size = error.abs();
+            *error = if size <= c { 0.5 * size * size } else { c * (size - 0.5 * c) };
+        }
+    }
+
+    /// 2c·(√(d² + c²) - c) without the difference of two near numbers.
+    fn pseudo_huber(errors: &mut [f32], c: f32) {
+        for error in errors {
+            let d = *error;
+            *error = 2.0 * c * d * (d / ((d * d + c * c).sqrt() + c));
+        }
+    }
+
+    fn pseudo_huber_slopes(errors: &mut [f32], c: f32) {
+        for error in errors {
+            let d = *error;
+            *error = 2.0 * c * d / (d * d + c * c).sqrt();
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! The mean squared error on a GPU.
+//! The mean cost of errors on a GPU.
 
-use super::LossWeights;
+use super::LossFactors;
 use crate::Tensor;
 use crate::backward::GradientSlot;
 use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
@@ -22,7 +22,7 @@ pub fn forward(
     cuda: &CudaBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     workspace: &mut Tensor,
     mean: &mut Tensor,
 ) {
@@ -31,7 +31,7 @@ pub fn forward(
     let blocks = rows.div_ceil(share);
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
-    let elements = factors.elements.as_ref();
+    let (elements, thresholds) = (factors.elements.as_ref(), factors.thresholds.as_ref());
     let per_sample = factors.rows_per_sample;
     let arguments = arguments![
         prediction,
@@ -39,30 +39,32 @@ pub fn forward(
         weights,
         mask,
         elements,
+        thresholds,
         &mut *workspace,
         rows,
         width,
         per_sample,
-        share
+        share,
+        factors.kind as u32
     ];
     cuda.launch(&KERNELS, "mse_rows", variant, LaunchConfig::blocks(blocks), &arguments);
     let arguments = arguments![&*workspace, mask, mean, blocks, rows, width];
     cuda.launch(&KERNELS, "mse_finish", variant, LaunchConfig::blocks(1), &arguments);
 }
 
-/// 2·gradient·(prediction - target)·factor / count
+/// gradient·cost'(prediction - target)·factor / count
 pub fn backward(
     cuda: &CudaBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     gradient: &Tensor,
     workspace: &mut Tensor,
     slot: &mut GradientSlot,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
-    let elements = factors.elements.as_ref();
+    let (elements, thresholds) = (factors.elements.as_ref(), factors.thresholds.as_ref());
     let out = &mut slot.tensor;
     let p = pack(width, &[prediction, target, out]);
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]).with_pack(p);
@@ -75,12 +77,14 @@ pub fn backward(
         weights,
         mask,
         elements,
+        thresholds,
         gradient,
         &*workspace,
         out,
         packs,
         width,
         per_sample,
+        factors.kind as u32,
         slot.add
     ];
     cuda.launch(&KERNELS, "mse_backward", variant, LaunchConfig::per_element(packs), &arguments);

@@ -1,6 +1,6 @@
-//! The mean squared error on a GPU.
+//! The mean cost of errors on a GPU.
 
-use super::LossWeights;
+use super::LossFactors;
 use crate::Tensor;
 use crate::backward::GradientSlot;
 use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs};
@@ -22,7 +22,7 @@ pub fn forward(
     gpu: &GpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     workspace: &mut Tensor,
     mean: &mut Tensor,
 ) {
@@ -31,7 +31,7 @@ pub fn forward(
     let groups = rows.div_ceil(share);
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
-    let elements = factors.elements.as_ref();
+    let (elements, thresholds) = (factors.elements.as_ref(), factors.thresholds.as_ref());
     let per_sample = factors.rows_per_sample;
     let arguments = arguments![
         prediction,
@@ -39,23 +39,25 @@ pub fn forward(
         weights,
         mask,
         elements,
+        thresholds,
         &mut *workspace,
         rows,
         width,
         per_sample,
-        share
+        share,
+        factors.kind as u32
     ];
     gpu.launch(&KERNELS, "mse_rows", &variant, groups, &arguments);
     let arguments = arguments![&*workspace, mask, mean, groups, rows, width];
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &arguments);
 }
 
-/// 2·gradient·(prediction - target)·factor / count
+/// gradient·cost'(prediction - target)·factor / count
 pub fn backward(
     gpu: &GpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &LossWeights,
+    factors: &LossFactors,
     gradient: &Tensor,
     workspace: &mut Tensor,
     slot: &mut GradientSlot,
@@ -63,14 +65,24 @@ pub fn backward(
     let (n, rows, width) =
         (prediction.shape().elements(), prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
-    let elements = factors.elements.as_ref();
+    let (elements, thresholds) = (factors.elements.as_ref(), factors.thresholds.as_ref());
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let counted =
         [&[GpuArg::None][..], &arguments![mask, &mut *workspace, 0usize, rows, width]].concat();
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &counted);
     let (out, per_sample, add) = (&mut slot.tensor, factors.rows_per_sample, slot.add);
-    let tensors =
-        arguments![prediction, target, weights, mask, elements, gradient, &*workspace, out];
-    let arguments = [&tensors[..], &arguments![n, width, per_sample, add]].concat();
+    let tensors = arguments![
+        prediction,
+        target,
+        weights,
+        mask,
+        elements,
+        thresholds,
+        gradient,
+        &*workspace,
+        out
+    ];
+    let kind = factors.kind as u32;
+    let arguments = [&tensors[..], &arguments![n, width, per_sample, kind, add]].concat();
     gpu.launch(&KERNELS, "mse_backward", &variant, pairs(n), &arguments);
 }

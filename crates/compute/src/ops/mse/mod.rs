@@ -1,8 +1,7 @@
-//! The mean squared error, an f32 scalar:
+//! The mean of what errors d = prediction - target cost, d² unless asked otherwise ([`ErrorLoss`]), an f32 scalar:
 //!
-//! plain:  Σ wₛ·fᵢ·(prediction - target)² / number of elements, with a weight wₛ per sample or 1, and a factor fᵢ per
-//!         element or 1
-//! masked: Σ wₛ·mₜ·fᵢ·(prediction - target)² / (width·Σ m), with a factor mₜ per token
+//! plain:  Σ wₛ·fᵢ·cost(d) / number of elements, with a weight wₛ per sample or 1, and a factor fᵢ per element or 1
+//! masked: Σ wₛ·mₜ·fᵢ·cost(d) / (width·Σ m), with a factor mₜ per token
 //!
 //! for prediction and target [samples, .., width], where a mask asks for [samples, tokens, width].
 //! A mask that sums up to zero gives 0, and a gradient of zeros. A factor of zero does not hide
@@ -36,21 +35,23 @@ impl Tape<'_> {
         weights: Option<&Tensor>,
         mask: Option<&Tensor>,
     ) -> Result<Var> {
-        self.weighted_mse(prediction, target, MseWeights { weights, mask, elements: None })
+        let weights = ErrorWeights { weights, mask, elements: None };
+        self.error_loss(prediction, target, ErrorLoss::Squared, weights)
     }
 
-    /// The same with a factor for each element.
-    pub fn weighted_mse(
+    /// The same with another cost of errors, and with a factor for each element.
+    pub fn error_loss(
         &self,
         prediction: &Var,
         target: &Tensor,
-        weights: MseWeights<'_>,
+        loss: ErrorLoss<'_>,
+        weights: ErrorWeights<'_>,
     ) -> Result<Var> {
         let op = self.begin_op("mse");
         let dtype = op.expect_real("prediction", prediction.tensor())?;
         op.expect_real("target", target)?;
         op.expect_shape("target", target, prediction.shape())?;
-        let factors = LossWeights::new(&op, prediction.tensor(), weights)?;
+        let factors = LossFactors::new(&op, prediction.tensor(), loss, weights)?;
         op.expect_some("prediction", prediction.tensor())?;
         let mut mean = op.alloc([], Dtype::F32)?;
         op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
@@ -138,9 +139,33 @@ impl Tape<'_> {
     }
 }
 
-/// What squared errors are multiplied by, all in f32.
+/// What an error d costs. A threshold c has a value above 0 for each sample: `[samples]`, in f32.
 #[derive(Clone, Copy, Default)]
-pub struct MseWeights<'a> {
+pub enum ErrorLoss<'a> {
+    /// d²
+    #[default]
+    Squared,
+    /// |d|, with the derivative 0 at 0.
+    Absolute,
+    /// d² / 2 up to c, beyond it c·(|d| - c / 2): PyTorch's `huber_loss`, and its `smooth_l1_loss` times c.
+    Huber(&'a Tensor),
+    /// 2c·(√(d² + c²) - c), which is near d² far below c and near 2c·|d| far above (arXiv 2403.16728): kohya's `huber`,
+    /// and its `smooth_l1` times c.
+    PseudoHuber(&'a Tensor),
+}
+
+/// The same without its threshold, numbered as kernels know it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CostKind {
+    Squared = 0,
+    Absolute = 1,
+    Huber = 2,
+    PseudoHuber = 3,
+}
+
+/// What the costs of errors are multiplied by, all in f32.
+#[derive(Clone, Copy, Default)]
+pub struct ErrorWeights<'a> {
     /// Of each sample: `[samples]`.
     pub weights: Option<&'a Tensor>,
     /// Of each token: [samples, tokens]. The mean is that of the tokens that count.
@@ -149,29 +174,39 @@ pub struct MseWeights<'a> {
     pub elements: Option<&'a Tensor>,
 }
 
-/// The same, checked.
-struct LossWeights {
+/// Both, checked.
+struct LossFactors {
+    kind: CostKind,
+    thresholds: Option<Tensor>,
     weights: Option<Tensor>,
     mask: Option<Tensor>,
     elements: Option<Tensor>,
-    /// How many rows share a weight.
+    /// How many rows share a weight and a threshold.
     rows_per_sample: usize,
 }
 
-impl LossWeights {
+impl LossFactors {
     fn new(
         op: &Op<'_>,
         prediction: &Tensor,
-        MseWeights { weights, mask, elements }: MseWeights<'_>,
+        loss: ErrorLoss<'_>,
+        ErrorWeights { weights, mask, elements }: ErrorWeights<'_>,
     ) -> Result<Self> {
         let got = prediction.shape();
+        let (kind, thresholds) = match loss {
+            ErrorLoss::Squared => (CostKind::Squared, None),
+            ErrorLoss::Absolute => (CostKind::Absolute, None),
+            ErrorLoss::Huber(thresholds) => (CostKind::Huber, Some(thresholds)),
+            ErrorLoss::PseudoHuber(thresholds) => (CostKind::PseudoHuber, Some(thresholds)),
+        };
         let mut rows_per_sample = 1;
-        if let Some(weights) = weights {
+        for (name, of_samples) in [("weights", weights), ("thresholds", thresholds)] {
+            let Some(of_samples) = of_samples else { continue };
             let &[samples, _, ..] = got.sizes() else {
                 let (what, expected) = ("prediction", 2);
                 return Err(ComputeError::Rank { op: op.name, what, expected, got });
             };
-            op.expect_vector("weights", weights, samples)?;
+            op.expect_vector(name, of_samples, samples)?;
             rows_per_sample = got.rows() / samples.max(1);
         }
         if let Some(mask) = mask {
@@ -183,7 +218,8 @@ impl LossWeights {
             op.expect_dtype("elements", elements, Dtype::F32)?;
             op.expect_shape("elements", elements, got)?;
         }
-        let [weights, mask, elements] = [weights, mask, elements].map(Option::<&Tensor>::cloned);
-        Ok(Self { weights, mask, elements, rows_per_sample })
+        let [thresholds, weights, mask, elements] =
+            [thresholds, weights, mask, elements].map(Option::<&Tensor>::cloned);
+        Ok(Self { kind, thresholds, weights, mask, elements, rows_per_sample })
     }
 }

@@ -1,8 +1,8 @@
-//! The mean squared error against its formula.
+//! The mean cost of errors against its formula.
 
-use super::MseWeights;
+use super::{ErrorLoss, ErrorWeights};
 use crate::testing::{Dual, Input, check, device, upload};
-use crate::{Device, Dtype, Params, Shape, Tape, Tensor, Var};
+use crate::{Device, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
 
 /// Numbers that every dtype holds exactly.
 fn target(shape: impl Into<Shape>) -> Input {
@@ -75,7 +75,12 @@ fn every_element_may_have_a_factor() {
                 let elements = upload(tape.device(), &factors, Dtype::F32);
                 let target = upload(tape.device(), &target, format);
                 let (weights, mask, elements) = (weights.as_ref(), mask.as_ref(), Some(&elements));
-                tape.weighted_mse(&v[0], &target, MseWeights { weights, mask, elements })
+                tape.error_loss(
+                    &v[0],
+                    &target,
+                    ErrorLoss::Squared,
+                    ErrorWeights { weights, mask, elements },
+                )
             },
             &|v| {
                 let errors = v[0].iter().zip(&target.values).enumerate();
@@ -86,6 +91,62 @@ fn every_element_may_have_a_factor() {
                     error * error * f64::from(factor)
                 });
                 let rows = if is_alone { 6.0 } else { f64::from(MASK.iter().sum::<f32>()) };
+                vec![terms.sum::<Dual>() * (1.0 / (rows * width as f64))]
+            },
+        );
+    }
+}
+
+/// What an error costs.
+fn cost(kind: usize, error: Dual, c: f64) -> Dual {
+    let size = if error.value < 0.0 { -error } else { error };
+    match kind {
+        0 => size,
+        1 if size.value <= c => size * size * 0.5,
+        1 => (size - Dual::from(0.5 * c)) * c,
+        _ => ((error * error + Dual::from(c * c)).sqrt() - Dual::from(c)) * (2.0 * c),
+    }
+}
+
+/// With all weights, and thresholds below and above most errors.
+#[test]
+fn errors_may_cost_something_else_than_their_square() {
+    const THRESHOLDS: [f32; 2] = [0.25, 2.0];
+    let (width, sizes) = (5, [2, 3, 5]);
+    let (target, mut factors) = (target(sizes), Input::normal(sizes, 3));
+    factors.values.iter_mut().for_each(|it| *it = it.abs());
+    let formats = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+    for (kind, is_weighted) in [(0, true), (0, false), (1, true), (1, false), (2, true), (2, false)]
+    {
+        check(
+            &[Input::normal(sizes, 1)],
+            2.0,
+            &|tape, v| {
+                let device = tape.device();
+                let (weights, mask) = vectors(device, is_weighted, is_weighted)?;
+                let elements = upload(device, &factors, Dtype::F32);
+                let target = upload(device, &target, formats[kind]);
+                let thresholds = device.upload([2], &THRESHOLDS)?;
+                let loss = [
+                    ErrorLoss::Absolute,
+                    ErrorLoss::Huber(&thresholds),
+                    ErrorLoss::PseudoHuber(&thresholds),
+                ];
+                let elements = is_weighted.then_some(&elements);
+                let (weights, mask) = (weights.as_ref(), mask.as_ref());
+                let weights = ErrorWeights { weights, mask, elements };
+                tape.error_loss(&v[0], &target, loss[kind], weights)
+            },
+            &|v| {
+                let errors = v[0].iter().zip(&target.values).enumerate();
+                let terms = errors.map(|(index, (prediction, target))| {
+                    let (sample, row) = (index / (3 * width), index / width);
+                    let error = *prediction - Dual::from(f64::from(*target));
+                    let own = cost(kind, error, f64::from(THRESHOLDS[sample]));
+                    let factor = WEIGHTS[sample] * MASK[row] * factors.values[index];
+                    own * if is_weighted { f64::from(factor) } else { 1.0 }
+                });
+                let rows = if is_weighted { f64::from(MASK.iter().sum::<f32>()) } else { 6.0 };
                 vec![terms.sum::<Dual>() * (1.0 / (rows * width as f64))]
             },
         );
@@ -172,6 +233,27 @@ fn a_mask_of_zeros_gives_zero() {
     );
 }
 
+/// No error has no slope, and NaN stays NaN, in value and gradient.
+#[test]
+fn other_costs_of_no_error_and_of_nan() {
+    let device = device();
+    for kind in 0..3 {
+        let mut params = Params::default();
+        let key = params.add(device.upload([1, 3], &[0.5f32, f32::NAN, 3.0]).unwrap());
+        let tape = Tape::training(&device, &params, 0);
+        let target = device.upload([1, 3], &[0.5f32, 0.0, 0.0]).unwrap();
+        let c = device.upload([1], &[0.1f32]).unwrap();
+        let loss = [ErrorLoss::Absolute, ErrorLoss::Huber(&c), ErrorLoss::PseudoHuber(&c)];
+        let (prediction, weights) = (tape.param(key), ErrorWeights::default());
+        let loss = tape.error_loss(&prediction, &target, loss[kind], weights).unwrap();
+        assert!(loss.tensor().to_vec::<f32>()[0].is_nan(), "{kind}");
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients).unwrap();
+        let gradient = gradients.get(key).unwrap().to_f32_vec();
+        assert!(gradient[0] == 0.0 && gradient[1].is_nan() && gradient[2] > 0.0, "{gradient:?}");
+    }
+}
+
 fn mean_of(numbers: &[f32], mask: Option<[f32; 2]>) -> f32 {
     let device = device();
     let params = Params::default();
@@ -227,10 +309,15 @@ fn what_does_not_fit_is_said_with_both_values() {
         "mse: prediction of shape [24] has 1 dimensions, expected 2"
     );
     let (weights, mask) = (None, None);
-    let elements = MseWeights { weights, mask, elements: Some(&zeros(&[2, 3])) };
+    let elements = ErrorWeights { weights, mask, elements: Some(&zeros(&[2, 3])) };
     assert_eq!(
-        tape.weighted_mse(&x, &target, elements).err().unwrap().to_string(),
+        tape.error_loss(&x, &target, ErrorLoss::Squared, elements).err().unwrap().to_string(),
         "mse: elements has shape [2, 3], expected [2, 3, 4]"
+    );
+    let few = ErrorLoss::Huber(&zeros(&[3]));
+    assert_eq!(
+        tape.error_loss(&x, &target, few, ErrorWeights::default()).err().unwrap().to_string(),
+        "mse: thresholds has shape [3], expected [2]"
     );
     let none = zeros(&[2, 0, 4]);
     assert_eq!(

@@ -6,7 +6,7 @@ mod masked_loss_tests;
 
 use std::path::Path;
 
-use compute::ops::{MseWeights, PatchOrder, PatchedSize};
+use compute::ops::{ErrorLoss, ErrorWeights, PatchOrder, PatchedSize};
 use compute::{Dtype, Tape, Tensor, Var};
 use serde::de::DeserializeOwned;
 use weights::Catalog;
@@ -344,8 +344,8 @@ impl DenoiserOutput {
         factors: Option<&Tensor>,
     ) -> Result<Var> {
         let weights = &tape.device().upload([weights.len()], weights)?;
-        let weights = MseWeights { weights: Some(weights), mask: None, elements: factors };
-        Ok(tape.weighted_mse(&self.tokens, target, weights)?)
+        let weights = ErrorWeights { weights: Some(weights), mask: None, elements: factors };
+        Ok(tape.error_loss(&self.tokens, target, ErrorLoss::Squared, weights)?)
     }
 }
 
