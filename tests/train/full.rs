@@ -8,12 +8,13 @@ use trainer::model::adapter::Adapters;
 use trainer::model::build::{ModelBuilder, Precision};
 use trainer::model::component;
 use trainer::model::diffusion::condition::{Conditions, POOLED, TOKENS};
-use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
+use trainer::model::diffusion::denoiser::{BatchLoss, DenoiserConfig, DenoiserInput};
 use trainer::model::diffusion::family::DiffusionFamily;
 use trainer::model::files::{CheckpointLayout, WeightFiles, load_model};
 use trainer::model::host::to_vec;
 use trainer::model::recompute::Recompute;
 use trainer::objective::flow::Timestep;
+use trainer::objective::velocity_loss::VelocityLoss;
 use trainer::verify::relative_error;
 use weights::Catalog;
 use weights::load::load_f32;
@@ -152,9 +153,11 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
         time_dtype: Dtype::F32,
     };
     let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
-    let weights = vec![1.0; timesteps.len()];
+    let (weights, sigmas) = (vec![1.0; timesteps.len()], vec![0.5; timesteps.len()]);
     let target = model.patchify(&tape, tensor("target")).unwrap();
-    let loss = predicted.loss(&tape, &target, &weights, None).unwrap();
+    let function = VelocityLoss::default();
+    let how = BatchLoss { function, sigmas: &sigmas, weights: &weights, factors: None };
+    let loss = predicted.loss(&tape, &target, &how).unwrap();
     let mut gradients = Gradients::default();
     tape.backward(&loss, &mut gradients).unwrap();
     (adapters, gradients, reference)

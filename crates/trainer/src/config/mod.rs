@@ -25,6 +25,7 @@ pub mod error;
 pub mod generate;
 pub mod machine;
 pub mod model_path;
+mod objective;
 pub mod optimizer;
 pub mod output;
 pub mod preference;

@@ -140,6 +140,9 @@ const EVERY_KEY: &[&str] = &[
     "train.timestep_shift=resolution",
     "train.timestep_min=100",
     "train.timestep_max=900",
+    "train.timestep_bias=style",
+    "train.loss=l1",
+    "train.loss_weighting=half_bell",
     "train.guidance_scale=off",
     "train.max_grad_norm=off",
     "train.ema=0.999",
@@ -189,6 +192,13 @@ const VARIED: &[&str] = &[
 /// Keys that need another one to mean anything.
 const WITH_OTHERS: &[(&str, &str)] = &[
     ("train.mode_scale=0.5", "train.weighting_scheme=mode"),
+    ("train.huber_c=0.5", "train.loss=huber"),
+    ("train.huber_schedule=snr", "train.loss=pseudo_smooth_l1"),
+    ("train.min_snr_gamma=1", "train.loss_weighting=min_snr"),
+    ("train.timestep_bias_multiplier=3", "train.timestep_bias=later"),
+    ("train.timestep_bias_share=0.5", "train.timestep_bias=earlier"),
+    ("train.timestep_bias_begin=100", "train.timestep_bias=range"),
+    ("train.timestep_bias_end=900", "train.timestep_bias=range"),
     ("train.stop_after_plateau=5", "data.validation=4"),
     ("train.validate_every=7", "data.validation=4"),
     ("base.random_init=true", "adapter.kind=full"),
@@ -362,6 +372,9 @@ fn a_resolved_job_means_the_same() {
     let more: &[&[&str]] = &[
         &[],
         &["train.weighting_scheme=mode", "train.mode_scale=0.5"],
+        &["train.loss=pseudo_huber", "train.huber_schedule=exponential", "train.huber_c=0.2"],
+        &["train.loss_weighting=min_snr", "train.min_snr_gamma=1"],
+        &["train.timestep_bias=range", "train.timestep_bias_end=300"],
         &["data.validation=4"],
         &["data.validation=4", "optimizer.lr_scheduler=plateau"],
         &["optimizer.lr_scheduler=wsd", "optimizer.decay=0.1"],

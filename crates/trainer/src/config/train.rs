@@ -3,6 +3,7 @@
 use compute::Dtype;
 
 use super::error::ConfigError;
+use super::objective::{self, LossWeightingKind, TimestepBiasKind};
 use super::optimizer::OptimizerKind;
 use super::section::{ResolvedKeys, section};
 use super::source::{RawValue, ValueOrigin};
@@ -10,7 +11,10 @@ use super::value::{ConfigValue, Switch, quoted, words};
 use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::recompute::Recompute;
+use crate::objective::bias::TimestepBias;
 use crate::objective::flow::{TimestepRange, TimestepShift, WeightingScheme};
+use crate::objective::velocity_loss::{HuberSchedule, LossKind, VelocityLoss};
+use crate::objective::weighting::LossWeighting;
 
 /// How long is trained, in what micro-batches, and by which rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +41,12 @@ pub struct TrainConfig {
     pub timestep_shift: TimestepShift,
     /// Which of them are trained.
     pub timestep_range: TimestepRange,
+    /// Which of them are drawn more often.
+    pub timestep_bias: TimestepBias,
+    /// What an error of the prediction costs.
+    pub loss: VelocityLoss,
+    /// The weight of each timestep, beside that of the scheme.
+    pub loss_weighting: LossWeighting,
     /// The guidance scale that the model gets as an input, if it gets one.
     pub guidance_scale: Option<f32>,
     /// The largest norm of a step's gradient.
@@ -110,6 +120,26 @@ section! {
         timestep_min: f64 = Default(0.0), Within(0.0, 1000.0);
         /// Largest timestep that is trained, of 1000. High ones are composition (kohya: `max_timestep`)
         timestep_max: f64 = Default(1000.0), Within(0.0, 1000.0);
+        /// Timesteps that are drawn more often: `content`: much noise, composition; `style`: little noise, details (ai-toolkit: `content_or_style`); `earlier`: the lowest ones; `later`: the highest ones; `range`: those of a range (diffusers: `timestep_bias_strategy`)
+        timestep_bias: TimestepBiasKind = Default(TimestepBiasKind::None), Any;
+        /// How many times as often `timestep_bias = "earlier"`, `"later"` or `"range"` draws its timesteps; below 1: less often
+        timestep_bias_multiplier: f64 = Default(2.0), Within(0.01, 100.0);
+        /// Share of timesteps that `timestep_bias = "earlier"` or `"later"` is about
+        timestep_bias_share: f64 = Default(0.25), Within(0.001, 1.0);
+        /// First timestep of `timestep_bias = "range"`, of 1000
+        timestep_bias_begin: f64 = Default(0.0), Within(0.0, 1000.0);
+        /// Timestep below which `timestep_bias = "range"` ends, of 1000
+        timestep_bias_end: f64 = Default(1000.0), Within(0.0, 1000.0);
+        /// Loss function. `huber`, `smooth_l1`: PyTorch's, by which a few bad images pull less; `pseudo_huber`, `pseudo_smooth_l1`: the same with a smooth bend (kohya and SimpleTuner: `huber`, `smooth_l1`)
+        loss: LossKind = Default(LossKind::Mse), Any;
+        /// Error from which on `loss = "huber"` and its like grow linearly instead of by the square (PyTorch: `delta`, `beta`)
+        huber_c: f64 = Default(0.1), Within(0.0001, 1000.0);
+        /// How `huber_c` depends on the timestep (kohya's names): `exponential`, `snr`: from 1 without noise to `huber_c` at full noise
+        huber_schedule: HuberSchedule = Default(HuberSchedule::Constant), Any;
+        /// Loss weights by timestep, beside those of `weighting_scheme`. `sigma`: the share of noise σ (OneTrainer); `sigma_squared`: σ², as kohya trains SD3; `min_snr`: Min-SNR; `bell`, `half_bell`: ai-toolkit's `linear_timesteps`, `linear_timesteps2`
+        loss_weighting: LossWeightingKind = Default(LossWeightingKind::None), Any;
+        /// γ of `loss_weighting = "min_snr"`
+        min_snr_gamma: f64 = Default(5.0), Above(0.0);
         /// Guidance scale that models with a guidance embedding (FLUX.1 dev) get in training; `off`: leaves the embedding out
         guidance_scale: Switch<f64> = Default(Switch::On(1.0)), Within(0.0, 100.0);
         /// Max gradient norm (clipping): of all gradients; with `fused_backward_pass`, of each tensor's gradient
@@ -224,6 +254,9 @@ impl TrainConfig {
                 rows.leave_out("train.guidance_scale", &family.as_base())?;
             }
         }
+        let loss = objective::loss(&keys, rows)?;
+        let loss_weighting = objective::weighting(&keys, rows)?;
+        let timestep_bias = objective::bias(&keys, rows)?;
         let TrainKeys {
             steps,
             epochs,
@@ -246,6 +279,7 @@ impl TrainConfig {
             ema,
             validate_every,
             stop_after_plateau,
+            ..
         } = keys;
         refuse_empty_range(min, max, rows)?;
         let length = length(steps, epochs, rows)?;
@@ -268,6 +302,9 @@ impl TrainConfig {
             fused_backward_pass,
             weighting_scheme,
             timestep_shift,
+            timestep_bias,
+            loss,
+            loss_weighting,
             timestep_range: TimestepRange { sigmas: [min, max].map(|t| (t / 1000.0) as f32) },
             guidance_scale: match guidance_scale {
                 Switch::Off => None,

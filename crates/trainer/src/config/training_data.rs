@@ -75,7 +75,7 @@ pub fn is_text(noun: &str) -> bool {
 }
 
 /// Keys that mean nothing where texts are learnt from.
-const IMAGE_ONLY_KEYS: [&str; 15] = [
+const IMAGE_ONLY_KEYS: [&str; 25] = [
     "base.rest",
     "base.vae",
     "base.text_encoders",
@@ -90,6 +90,16 @@ const IMAGE_ONLY_KEYS: [&str; 15] = [
     "train.logit_mean",
     "train.logit_std",
     "train.mode_scale",
+    "train.timestep_bias",
+    "train.timestep_bias_multiplier",
+    "train.timestep_bias_portion",
+    "train.timestep_bias_begin",
+    "train.timestep_bias_end",
+    "train.loss",
+    "train.huber_c",
+    "train.huber_schedule",
+    "train.loss_weighting",
+    "train.min_snr_gamma",
     // PEFT's is the one that readers of language models know.
     "output.formats",
 ];

@@ -77,13 +77,16 @@ const FREE_KEYS: [&str; 18] = [
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 10] = [
+const NEW_KEYS: [(&str, &str); 13] = [
     ("base.compute", "\"dtype\""),
     ("data.loss_weight", "1.0"),
     ("data.regularisation", "false"),
     ("data.target", "\"images\""),
     ("train.timestep_min", "0.0"),
     ("train.timestep_max", "1000.0"),
+    ("train.timestep_bias", "\"none\""),
+    ("train.loss", "\"mse\""),
+    ("train.loss_weighting", "\"none\""),
     ("train.fused_backward_pass", "false"),
     ("train.weight_dtype", "\"f32\""),
     ("cluster.sync_every", "\"off\""),

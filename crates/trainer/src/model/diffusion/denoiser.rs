@@ -2,6 +2,8 @@
 //! [`Architecture`] (its config, before anything is loaded) and [`DenoiserNetwork`] (the loaded model).
 
 #[cfg(test)]
+mod loss_tests;
+#[cfg(test)]
 mod masked_loss_tests;
 
 use std::path::Path;
@@ -23,6 +25,7 @@ use crate::model::files::CheckpointLayout;
 use crate::model::recompute::Recompute;
 use crate::model::tensor_piece::TensorPiece;
 use crate::objective::flow::Timestep;
+use crate::objective::velocity_loss::{LossKind, VelocityLoss};
 
 /// Every family: the name of its variants, its folder and its config.
 macro_rules! families {
@@ -335,17 +338,51 @@ impl DenoiserOutput {
         Ok(tape.unpatchify(&self.tokens, self.size, patch, order)?)
     }
 
-    /// The mean squared error against a patchified target, each sample by its weight, each value by its factor.
-    pub fn loss(
-        &self,
-        tape: &Tape<'_>,
-        target: &Tensor,
-        weights: &[f32],
-        factors: Option<&Tensor>,
-    ) -> Result<Var> {
-        let weights = &tape.device().upload([weights.len()], weights)?;
-        let weights = ErrorWeights { weights: Some(weights), mask: None, elements: factors };
-        Ok(tape.error_loss(&self.tokens, target, ErrorLoss::Squared, weights)?)
+    /// The mean of what errors against a patchified target cost.
+    pub fn loss(&self, tape: &Tape<'_>, target: &Tensor, loss: &BatchLoss<'_>) -> Result<Var> {
+        let BatchLoss { function: VelocityLoss { kind, threshold }, factors, .. } = *loss;
+        let upload = |values: Vec<f32>| tape.device().upload([values.len()], &values);
+        let thresholds = kind
+            .has_threshold()
+            .then(|| upload(loss.sigmas.iter().map(|sigma| threshold.at(*sigma)).collect()));
+        let thresholds = thresholds.transpose()?;
+        let cost = match (kind, &thresholds) {
+            (LossKind::L1, _) => ErrorLoss::Absolute,
+            (LossKind::Huber | LossKind::SmoothL1, Some(c)) => ErrorLoss::Huber(c),
+            (LossKind::PseudoHuber | LossKind::PseudoSmoothL1, Some(c)) => {
+                ErrorLoss::PseudoHuber(c)
+            }
+            _ => ErrorLoss::Squared,
+        };
+        let weights = upload(loss.sample_weights())?;
+        let weights = ErrorWeights { weights: Some(&weights), mask: None, elements: factors };
+        Ok(tape.error_loss(&self.tokens, target, cost, weights)?)
+    }
+}
+
+/// How errors of a batch count.
+#[derive(Clone, Copy)]
+pub struct BatchLoss<'a> {
+    /// What they cost.
+    pub function: VelocityLoss,
+    /// The share of noise of each sample.
+    pub sigmas: &'a [f32],
+    /// The weight of each sample.
+    pub weights: &'a [f32],
+    /// The factor of each value, in the order of tokens; 1 without.
+    pub factors: Option<&'a Tensor>,
+}
+
+impl BatchLoss<'_> {
+    /// Weights, over thresholds where the loss is divided by them.
+    fn sample_weights(&self) -> Vec<f32> {
+        let VelocityLoss { kind, threshold } = self.function;
+        let divisor = |sigma: f32| if kind.is_divided() { threshold.at(sigma) } else { 1.0 };
+        self.weights
+            .iter()
+            .zip(self.sigmas)
+            .map(|(weight, sigma)| weight / divisor(*sigma))
+            .collect()
     }
 }
 

@@ -51,7 +51,7 @@ use crate::model::adapter::{AdapterForm, AdapterFormat, Adapters};
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
-use crate::model::diffusion::denoiser::{Denoiser, DenoiserInput};
+use crate::model::diffusion::denoiser::{BatchLoss, Denoiser, DenoiserInput};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
@@ -184,12 +184,16 @@ impl Task for DiffusionTask<'_> {
         // In every step of such a job, so that all take the memory that was planned.
         let masks = self.data.has_masks().then(|| latent_masks(samples, device)).transpose()?;
         let factors = masks.map(|masks| model.patchify(tape, masks)).transpose()?;
+        let sigmas: Vec<f32> = samples.iter().map(|sample| sample.timestep.sigma).collect();
+        let (function, factors) = (self.train.loss, factors.as_ref());
+        let loss = BatchLoss { function, sigmas: &sigmas, weights: &[], factors };
         let prior = of_base.zip(said_by_base).map(|(weights, said)| {
-            predicted.loss(tape, &said.tokens.into_tensor(), &weights, factors.as_ref())
+            let loss = BatchLoss { weights: &weights, ..loss };
+            predicted.loss(tape, &said.tokens.into_tensor(), &loss)
         });
         let learnt = of_target(samples, LearningTarget::Images).map(|weights| {
             let target = model.patchify(tape, velocity)?;
-            predicted.loss(tape, &target, &weights, factors.as_ref())
+            predicted.loss(tape, &target, &BatchLoss { weights: &weights, ..loss })
         });
         match (learnt.transpose()?, prior.transpose()?) {
             (Some(learnt), Some(prior)) => Ok(tape.add(&learnt, &prior)?),
@@ -388,6 +392,8 @@ impl DiffusionTask<'_> {
             timesteps: self.pipeline.schedule.train_timesteps(self.train.timestep_shift),
             range: self.train.timestep_range,
             scheme: self.train.weighting_scheme,
+            bias: self.train.timestep_bias,
+            weighting: self.train.loss_weighting,
             patch_size: self.pipeline.transformer.config.latent_spec().patch_size,
             seed: self.train.seed,
         }

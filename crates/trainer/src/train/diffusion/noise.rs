@@ -13,7 +13,9 @@ use crate::error::Result;
 use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::scheduler::TrainTimesteps;
 use crate::model::diffusion::vae::{LatentShape, LatentStatistics};
+use crate::objective::bias::TimestepBias;
 use crate::objective::flow::{Timestep, TimestepRange, WeightingScheme};
+use crate::objective::weighting::LossWeighting;
 use crate::task::seed::{Purpose, seed};
 
 /// Draws timesteps and noise.
@@ -24,6 +26,10 @@ pub struct NoiseSampler {
     pub range: TimestepRange,
     /// How often each is drawn, and its loss weight.
     pub scheme: WeightingScheme,
+    /// Which are drawn more often than that.
+    pub bias: TimestepBias,
+    /// Loss weights beside the scheme's.
+    pub weighting: LossWeighting,
     /// Pixels of a latent along a token's side.
     pub patch_size: usize,
     /// The run's.
@@ -68,12 +74,14 @@ impl NoiseSampler {
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
         let EncodedSample { latents, references, prompt, loss_weight, target, mask, draw } = sample;
         let timestep = self.draw_timestep(self.random(Purpose::Timesteps, *draw), latents.shape);
+        let of_timestep =
+            self.scheme.weight(timestep.sigma) * self.weighting.weight(timestep.sigma);
         NoisySample {
             latents: Arc::clone(latents),
             references: references.clone(),
             prompt: Arc::clone(prompt),
             timestep,
-            weight: self.scheme.weight(timestep.sigma) * loss_weight,
+            weight: of_timestep * loss_weight,
             target: *target,
             mask: mask.clone(),
             latent_noise: Some(self.random(Purpose::Latents, *draw)),
@@ -98,14 +106,17 @@ impl NoiseSampler {
         }
     }
 
-    /// The first of those drawn that is in the range. Where hardly any is, all in the range are as likely.
+    /// The first of those drawn that is in the range and that the bias keeps. Where hardly any is, all in the range are as likely.
     fn draw_timestep(&self, random: RandomSequence, latents: LatentShape) -> Timestep {
         let drawn = |attempt: usize| {
             let random = random.skip(attempt * DRAWS_PER_ATTEMPT);
             let (uniform, normal) = (random.uniform(0), random.normal(2));
-            self.timestep(self.scheme.sample_u(uniform.into(), normal.into()), latents)
+            let u = self.bias.sample_u(self.scheme, uniform.into(), normal.into());
+            let timestep = self.timestep(u, latents);
+            let is_kept = self.bias.keeps(timestep, random.uniform(1).into());
+            (is_kept && self.range.has(timestep)).then_some(timestep)
         };
-        let found = (0..MOST_ATTEMPTS).map(drawn).find(|timestep| self.range.has(*timestep));
+        let found = (0..MOST_ATTEMPTS).find_map(drawn);
         found.unwrap_or_else(|| {
             let fractions = (0..FINE_FRACTIONS).map(|at| (at as f64 + 0.5) / FINE_FRACTIONS as f64);
             let all: Vec<Timestep> = fractions.map(|u| self.timestep(u, latents)).collect();
@@ -228,7 +239,15 @@ mod tests {
     fn sampler(sigmas: [f32; 2], scheme: WeightingScheme) -> NoiseSampler {
         let schedule = FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained);
         let timesteps = schedule.train_timesteps(TimestepShift::Scheduler);
-        NoiseSampler { timesteps, range: TimestepRange { sigmas }, scheme, patch_size: 2, seed: 5 }
+        NoiseSampler {
+            timesteps,
+            range: TimestepRange { sigmas },
+            scheme,
+            bias: TimestepBias::None,
+            weighting: LossWeighting::None,
+            patch_size: 2,
+            seed: 5,
+        }
     }
 
     fn drawn(sampler: &NoiseSampler) -> Vec<f32> {

@@ -7,7 +7,7 @@ use compute::{Device, Dtype, Gradients, Params, Tape};
 use weights::Catalog;
 use weights::load::load_f32;
 
-use super::{DenoiserOutput, LatentPatches};
+use super::{BatchLoss, DenoiserOutput, LatentPatches, VelocityLoss};
 use crate::data::mask::{ImageMask, read_mask};
 use crate::data::{Bucket, Crop, DecodingMemory};
 
@@ -80,7 +80,13 @@ fn a_masked_loss_and_its_gradient_are_those_of_pytorch() {
         let (target, factors) = (tokens(&recorded("in.target").1), tokens(&factors));
         assert_eq!(factors.dtype(), Dtype::F32);
         let weights = recorded("in.weights").1;
-        let loss = output.loss(&tape, &target, &weights, Some(&factors)).unwrap();
+        let how = BatchLoss {
+            function: VelocityLoss::default(),
+            sigmas: &vec![0.5; samples],
+            weights: &weights,
+            factors: Some(&factors),
+        };
+        let loss = output.loss(&tape, &target, &how).unwrap();
         assert_near(&loss.tensor().to_f32_vec(), &recorded("out.loss").1, "loss");
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients).unwrap();
