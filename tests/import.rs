@@ -286,6 +286,106 @@ fn ranges_of_timesteps_are_taken_over() {
     assert!(job.contains("timestep_max = 750.0 # max_noising_strength"), "{job}");
 }
 
+/// Losses, their weights by timestep, and timesteps that are drawn more often.
+#[test]
+fn losses_are_taken_over() {
+    let kohya = "--huber_c 0.2 --huber_schedule exponential --loss_type huber";
+    let scaled = "--huber_c 0.2 --huber_scale 0.5 --huber_schedule constant --loss_type smooth_l1";
+    let aitk = "loss_type: pseudo_huber\n        content_or_style: style";
+    for (trainer, config, from, to, lines) in [
+        (
+            "kohya",
+            "flux.sh",
+            "--loss_type l2",
+            kohya,
+            &[
+                "loss = \"pseudo_huber\" # loss_type",
+                "huber_c = 0.2 # huber_c",
+                "huber_schedule = \"exponential\" # huber_schedule",
+            ][..],
+        ),
+        (
+            "kohya",
+            "flux.sh",
+            "--loss_type l2",
+            scaled,
+            &[
+                "loss = \"pseudo_smooth_l1\" # loss_type",
+                "huber_c = 0.1 # huber_c times huber_scale",
+            ],
+        ),
+        (
+            "kohya",
+            "flux.sh",
+            "--loss_type l2",
+            "--loss_type huber --min_snr_gamma 5",
+            &[
+                "huber_schedule = \"snr\" # huber_schedule (default)",
+                "#   huber_schedule: sd-scripts stops",
+                "#   min_snr_gamma = \"5\": for models without flow matching",
+            ],
+        ),
+        (
+            "simple-tuner",
+            "flux.json",
+            "{",
+            "{\"loss_type\": \"huber\", \"huber_schedule\": \"snr\",",
+            &["loss = \"pseudo_huber\"", "SimpleTuner's rises"],
+        ),
+        (
+            "diffusion-pipe",
+            "flux.toml",
+            "epochs =",
+            "smooth_l1_beta = 0.4\nepochs =",
+            &["loss = \"smooth_l1\" # smooth_l1_beta", "huber_c = 0.4 # smooth_l1_beta"],
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            "{",
+            "{\"mse_strength\": 0.0, \"huber_strength\": 1.0, \"loss_weight_fn\": \"SIGMA\",",
+            &[
+                "loss = \"huber\" # huber_strength",
+                "huber_c = 1.0 # huber_delta (default)",
+                "loss_weighting = \"sigma\" # loss_weight_fn",
+            ],
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            "{",
+            "{\"mae_strength\": 0.5,",
+            &["#   mae_strength = 0.5: the loss is one function"],
+        ),
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            "linear_timesteps: true",
+            aitk,
+            &[
+                "loss = \"pseudo_smooth_l1\" # train.loss_type",
+                "huber_c = 0.01 # the threshold of `pseudo_huber` (default)",
+                "timestep_bias = \"style\" # train.content_or_style",
+            ],
+        ),
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            "linear_timesteps: true",
+            "linear_timesteps2: true",
+            &[
+                "loss_weighting = \"half_bell\" # train.linear_timesteps2",
+                "weighting_scheme = \"uniform\" # train.linear_timesteps2",
+            ],
+        ),
+    ] {
+        let job = imported_with(trainer, config, &[(config, from, to)]);
+        for line in lines {
+            assert!(job.contains(line), "{trainer}: {line} is not in {job}");
+        }
+    }
+}
+
 /// The masks of each trainer.
 #[test]
 fn masks_are_taken_over() {

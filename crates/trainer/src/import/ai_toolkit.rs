@@ -314,6 +314,24 @@ fn train(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError
 fn timesteps(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     let from = "train.timestep_type";
     let typed = mapping.config.text(from)?;
+    loss(mapping);
+    bias(mapping)?;
+    // Both make timesteps linear, whatever their type.
+    for (from, weighting) in
+        [("train.linear_timesteps2", "half_bell"), ("train.linear_timesteps", "bell")]
+    {
+        if mapping.config.flag(from)? == Some(true) {
+            mapping.set("train.loss_weighting", weighting, from);
+            mapping.set("train.weighting_scheme", "uniform", from);
+            mapping.set("train.timestep_shift", 1.0, from);
+        }
+    }
+    if mapping.value("train.loss_weighting").is_some() {
+        if typed.is_some() {
+            mapping.no_effect(from, "`linear_timesteps` makes them linear");
+        }
+        return Ok(());
+    }
     let (scheme, shift): (_, Value) = match typed.as_deref().unwrap_or("sigmoid") {
         "sigmoid" => ("logit_normal", 1.0.into()),
         "linear" => ("uniform", 1.0.into()),
@@ -339,6 +357,36 @@ fn timesteps(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportE
     };
     mapping.set_or("train.weighting_scheme", typed.as_ref().map(|_| scheme), scheme, from);
     mapping.set_or("train.timestep_shift", typed.map(|_| shift.clone()), shift, from);
+    Ok(())
+}
+
+/// The loss; a rule tells of those that hearth does not have.
+fn loss(mapping: &mut Mapping) {
+    let from = "train.loss_type";
+    match mapping.config.peek(from).and_then(Value::as_str) {
+        Some("mae") => mapping.set("train.loss", "l1", from),
+        Some("pseudo_huber") => {
+            mapping.set("train.loss", "pseudo_smooth_l1", from);
+            mapping.set_default("train.huber_c", 0.01, "the threshold of `pseudo_huber`");
+            mapping
+                .differs(from, "the loss is twice as large, which does nothing to AdamW's steps");
+        }
+        _ => return,
+    }
+    mapping.config.value(from);
+}
+
+fn bias(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let from = "train.content_or_style";
+    match mapping.config.text(from)?.as_deref() {
+        None => {}
+        Some("balanced") => mapping.no_effect(from, "as hearth does it"),
+        Some(bias @ ("content" | "style")) => mapping.set("train.timestep_bias", bias, from),
+        Some(other) => {
+            let accepted = "balanced, content or style";
+            return Err(mapping.config.refuse(from, &Value::from(other), accepted));
+        }
+    }
     Ok(())
 }
 

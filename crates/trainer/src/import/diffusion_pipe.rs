@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::family::{ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
+use super::loss;
 use super::mapping::Mapping;
 use super::notes::{KeyRule, differs, no_effect, refused};
 use super::optimization::{
@@ -60,6 +61,10 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     adapter(mapping, family, has_adapter)?;
     train(mapping)?;
     timesteps(mapping, family)?;
+    loss::write_by_threshold(
+        mapping,
+        &[("huber_delta", "huber"), ("smooth_l1_beta", "smooth_l1")],
+    )?;
     optimizer(mapping)?;
     output(mapping, family)
 }

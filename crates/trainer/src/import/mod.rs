@@ -20,6 +20,7 @@ mod flymyai;
 mod foreign;
 mod job_text;
 mod kohya;
+mod loss;
 mod mapping;
 mod mlx_lm;
 mod notes;

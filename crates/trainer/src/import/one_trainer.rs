@@ -8,6 +8,7 @@ use super::data_folder::{self, DatasetEntry};
 use super::error::ImportError;
 use super::family::{ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
+use super::loss;
 use super::mapping::Mapping;
 use super::notes::{KeyRule, differs, no_effect, refused};
 use super::optimization::{self, AdamKeys, TORCH_ADAMW};
@@ -58,6 +59,13 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     adapter(mapping, family, is_full)?;
     train(mapping, family)?;
     timesteps(mapping)?;
+    let mse = ("mse_strength", Some("mse"), 1.0);
+    let (mae, huber) = (("mae_strength", Some("l1"), 0.0), ("huber_strength", Some("huber"), 0.0));
+    loss::write_by_strength(mapping, &[mse, mae, huber, ("log_cosh_strength", None, 0.0)])?;
+    if mapping.config.peek("loss_weight_fn").and_then(Value::as_str) == Some("SIGMA") {
+        mapping.config.value("loss_weight_fn");
+        mapping.set("train.loss_weighting", "sigma", "loss_weight_fn");
+    }
     optimizer(mapping)?;
     samples(mapping, family)?;
     output(mapping, is_full)
@@ -493,8 +501,6 @@ const RULES: &[KeyRule] = &[
         "concepts[].text.tag_dropout_enable concepts[].text.caps_randomize_enable",
         "captions are used as they are",
     ),
-    differs("mae_strength log_cosh_strength huber_strength", "the loss is the mean squared error"),
-    differs("mse_strength", "the loss is the mean squared error").unless(&["1", "1.0"]),
     differs("loss_weight_fn", "all timesteps have the same weight").unless(&["constant"]),
     differs("loss_scaler learning_rate_scaler", "the loss and the rate are as they are written"),
     differs(

@@ -12,6 +12,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::family::{ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
+use super::loss;
 use super::mapping::Mapping;
 use super::optimization::{self, AdamDefaults, AdamKeys, TORCH_ADAMW};
 use super::precision;
@@ -79,6 +80,8 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     adapter(mapping, family, is_full)?;
     train(mapping)?;
     timesteps(mapping, family)?;
+    let snr = "the threshold falls with noise, SimpleTuner's rises";
+    loss::write_pseudo_huber(mapping, snr)?;
     optimizer(mapping)?;
     samples(mapping, family)?;
     output(mapping)

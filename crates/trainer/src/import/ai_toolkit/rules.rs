@@ -83,15 +83,11 @@ pub(super) const RULES: &[KeyRule] = &[
     .unless(&["true"]),
     differs("datasets[].network_weight", "the adapter has the same weight for all images")
         .unless(&["1", "1.0"]),
-    differs(
-        "train.content_or_style train.content_or_style_reg",
-        "timesteps are drawn as train.timestep_type says",
-    )
-    .unless(&["balanced"]),
-    differs(
-        "train.linear_timesteps train.linear_timesteps2 train.next_sample_timesteps",
-        "the loss has no weights by timestep",
+    no_effect(
+        "train.content_or_style_reg",
+        "ai-toolkit does not read it: regularisation images are drawn as content_or_style says",
     ),
+    differs("train.next_sample_timesteps", "there is no such distribution of timesteps"),
     differs("train.min_denoising_steps", "all timesteps are trained"),
     differs("train.max_denoising_steps", "all timesteps are trained").unless(&["999", "1000"]),
     differs(
@@ -103,7 +99,8 @@ pub(super) const RULES: &[KeyRule] = &[
          train.standardize_* train.correct_pred_norm train.max_loss",
         "hearth has no such change of noise or loss",
     ),
-    differs("train.loss_type", "the loss is the mean squared error").unless(&["mse"]),
+    differs("train.loss_type", "hearth has no such loss; it is the mean squared error")
+        .unless(&["mse"]),
     differs("train.loss_target", "the loss is that of the velocity").unless(&["noise"]),
     differs("train.optimizer_params.*", "hearth's optimizer has no such setting"),
     differs("train.lr_scheduler_params.*", "schedules run over the whole job"),

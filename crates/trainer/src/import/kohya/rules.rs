@@ -142,10 +142,13 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
     ),
     differs(
         "noise_offset noise_offset_random_strength multires_noise_iterations ip_noise_gamma \
-         ip_noise_gamma_random_strength adaptive_noise_scale zero_terminal_snr min_snr_gamma \
-         debiased_estimation_loss scale_v_pred_loss_like_noise_pred v_pred_like_loss \
+         ip_noise_gamma_random_strength adaptive_noise_scale zero_terminal_snr \
          weighted_captions clip_skip",
-        "hearth has no such change of noise, loss or captions",
+        "hearth has no such change of noise or captions",
+    ),
+    no_effect(
+        "min_snr_gamma debiased_estimation_loss scale_v_pred_loss_like_noise_pred v_pred_like_loss",
+        "for models without flow matching",
     ),
     no_effect("multires_noise_discount", "for `multires_noise_iterations`"),
     differs(

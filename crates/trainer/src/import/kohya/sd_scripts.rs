@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::data_folder::{self, DatasetEntry};
 use super::super::error::ImportError;
 use super::super::family::{ForeignFamily, TRAINED};
+use super::super::loss;
 use super::super::mapping::Mapping;
 use super::super::prompts::{SampleDefaults, SampleNumber};
 use super::datasets::{self, Sections};
@@ -191,6 +192,8 @@ fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
 }
 
 fn loss(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let snr = "sd-scripts stops, it has no ratio of noise to signal for these models; here it is that of flow matching";
+    loss::write_pseudo_huber(mapping, snr)?;
     if family == ForeignFamily::Flux {
         timesteps::write(mapping, "uniform", 3.0)?;
         mapping.number("guidance_scale", "train.guidance_scale", 3.5)?;
@@ -208,8 +211,13 @@ fn loss(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError>
             "weighting_scheme, with the weight σ² of kohya's SD3",
         );
     } else {
-        mapping.differs("weighting_scheme", "the loss has no weight σ², which kohya's has for SD3");
+        let from = "the loss of x, as kohya trains SD3";
+        mapping.set_default("train.loss_weighting", "sigma_squared", from);
         timesteps::weighting(mapping, "uniform")?;
+    }
+    if mapping.value("train.huber_c").is_some() {
+        let why = "the threshold is one of errors of the velocity, there of those of x";
+        mapping.differs("huber_c", why);
     }
     if let Some(mean) =
         mapping.value("train.logit_mean").and_then(Value::as_f64).filter(|mean| *mean != 0.0)

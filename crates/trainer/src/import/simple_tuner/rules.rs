@@ -73,7 +73,7 @@ pub(super) const RULES: &[KeyRule] = &[
     no_effect("adam_beta1 adam_beta2 adam_weight_decay adam_epsilon", "there with DeepSpeed alone"),
     no_effect("noise_offset noise_offset_probability", "for `offset_noise`"),
     no_effect(
-        "snr_gamma huber_c huber_schedule prediction_type snr_weight \
+        "snr_gamma prediction_type snr_weight \
          training_scheduler_timestep_spacing rescale_betas_zero_snr timestep_bias_* \
          use_soft_min_snr soft_min_snr_sigma_data",
         "for models without flow matching",
@@ -137,7 +137,7 @@ pub(super) const RULES: &[KeyRule] = &[
          flux_fast_schedule flux_attention_masked_training",
         "timesteps are logit-normal or uniform",
     ),
-    differs("loss_type", "the loss is the mean squared error").unless(&["l2"]),
+    no_effect("huber_c huber_schedule", "for `loss_type = huber`"),
     differs(
         "offset_noise input_perturbation* masked_loss_probability lr_scale lr_scale_sqrt \
          tread_config diffusion_blocks_config disable_segmented_timestep_sampling",
