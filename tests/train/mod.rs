@@ -300,9 +300,10 @@ fn images_become_an_adapter() {
         !matches!(event, Event::Telemetry(_) | Event::Pace(_) | Event::Progress(_))
     };
     let names: Vec<String> = events.iter().filter(is_fixed).map(name).collect();
-    let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory \
-                    image_sample memory step step memory checkpoint step image_sample step \
-                    validation checkpoint step step validation image_sample checkpoint \
+    let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation \
+                    timesteps memory image_sample memory step timesteps step timesteps memory checkpoint step timesteps \
+                    image_sample step timesteps validation timesteps checkpoint step timesteps step timesteps \
+                    validation timesteps image_sample checkpoint \
                     phase exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
     // All that comes before and after training can be followed.

@@ -215,6 +215,7 @@ impl ScreenState {
             | Event::Health { .. }
             | Event::Policy(_)
             | Event::Rewards(_)
+            | Event::Timesteps(_)
             | Event::Memory { .. }
             | Event::Telemetry(_)
             | Event::Exported { .. }

@@ -76,7 +76,8 @@ fn words(event: &Event) -> Option<(LogLevel, String)> {
         | Event::Telemetry(_)
         | Event::Ranks { .. }
         | Event::Policy(_)
-        | Event::Rewards(_) => None,
+        | Event::Rewards(_)
+        | Event::Timesteps(_) => None,
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::journal::{self, BrokenLines, FILE_NAME};
 use super::{
     Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, PolicyMetrics, RankShare,
-    RewardMetrics, RunEnd, RunFailure, RunStart, StepMetrics, Warning,
+    RewardMetrics, RunEnd, RunFailure, RunStart, StepMetrics, TimestepLosses, Warning,
 };
 use crate::error::{Result, TrainerError};
 
@@ -28,6 +28,8 @@ pub struct History {
     pub policy: Vec<PolicyMetrics>,
     /// What preferences or rewards came to, in each step and validation.
     pub rewards: Vec<RewardMetrics>,
+    /// Losses by timestep, of each step and validation.
+    pub timestep_losses: Vec<TimestepLosses>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<SampleImage>,
     /// By step, then in the order they were written.
@@ -250,6 +252,12 @@ impl History {
                 });
                 self.rewards.push(rewards);
             }
+            Event::Timesteps(losses) => {
+                self.timestep_losses.retain(|other| {
+                    other.step < losses.step || other.is_held_out != losses.is_held_out
+                });
+                self.timestep_losses.push(losses);
+            }
             Event::ImageSample { step, path, prompt, seed, references, clip } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
                 self.samples.push(SampleImage { step, path, prompt, seed, references, clip });
@@ -324,6 +332,7 @@ impl History {
         self.validations.retain(|(step, _)| *step <= from);
         self.policy.retain(|policy| policy.step <= from);
         self.rewards.retain(|rewards| rewards.step <= from);
+        self.timestep_losses.retain(|losses| losses.step <= from);
         self.samples.retain(|sample| sample.step <= from);
         self.texts.retain(|text| text.step <= from);
         self.minutes_before = self.snapshots.last().map_or(0.0, |(minutes, _)| *minutes);

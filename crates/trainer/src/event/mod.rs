@@ -25,6 +25,7 @@ pub mod state;
 pub mod tail;
 pub mod tensorboard;
 mod times;
+pub mod timesteps;
 pub mod warning;
 
 use std::collections::BTreeMap;
@@ -43,6 +44,7 @@ pub use request::{PendingRequest, RequestAnswer, RunRequest};
 pub use sink::{EventListener, EventSink};
 pub use state::{RunState, state};
 pub use times::{RepeatedTime, TimeBasis, TimeEstimate};
+pub use timesteps::{TenthLoss, TimestepLosses};
 pub use warning::{Warning, WarningKind};
 
 use crate::config::batch::BatchSettings;
@@ -112,6 +114,8 @@ pub enum Event {
     Policy(PolicyMetrics),
     /// What preferences or rewards came to in a step, or in a validation.
     Rewards(RewardMetrics),
+    /// Losses of a step's samples, or of a validation's, by their timesteps.
+    Timesteps(TimestepLosses),
     /// A sample image was generated.
     #[serde(alias = "sample")]
     ImageSample {

@@ -20,6 +20,7 @@ pub(crate) mod plot;
 mod ranks;
 #[cfg(test)]
 mod tests;
+mod timesteps;
 
 use std::fs;
 use std::io;

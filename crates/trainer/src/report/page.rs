@@ -13,6 +13,7 @@ use super::gallery::{Gallery, GalleryImage};
 use super::live::EVERY_SECS;
 use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
 use super::ranks::ranks;
+use super::timesteps::timesteps;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{
@@ -39,6 +40,7 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         curves(history, figures),
         policy(history),
         rewards(history),
+        timesteps(history),
         memory(history, figures),
         machine(history),
         ranks(&history.ranks),

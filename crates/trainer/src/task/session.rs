@@ -20,7 +20,7 @@ use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::base::ComputeType;
 use crate::config::{RunConfig, Switch};
 use crate::error::{Result, TrainerError};
-use crate::event::PolicyMetrics;
+use crate::event::{PolicyMetrics, TenthLoss};
 use crate::export::adapter_checkpoint::{self, LayerTensors};
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
@@ -284,6 +284,11 @@ impl<'a, T: Task> Session<'a, T> {
     /// Whether the task learns by a policy gradient.
     pub fn is_policy_gradient(&self) -> bool {
         self.task.is_policy_gradient()
+    }
+
+    /// Losses by timestep since that was last reset, if the task has timesteps.
+    pub fn timestep_losses(&self) -> Vec<TenthLoss> {
+        self.task.timestep_losses()
     }
 
     /// Drops what the task has noted for those.
@@ -559,7 +564,7 @@ fn precision(config: &RunConfig) -> Precision {
 }
 
 /// A tensor of one element as a number; 0 on the meta device. Waits for the GPU, and returns its errors.
-fn scalar(tensor: &Tensor) -> Result<f64> {
+pub(crate) fn scalar(tensor: &Tensor) -> Result<f64> {
     tensor.device().synchronise()?;
     Ok(to_vec(tensor)?.first().copied().unwrap_or(0.0).into())
 }

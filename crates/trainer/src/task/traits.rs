@@ -19,7 +19,7 @@ use crate::config::RunConfig;
 use crate::cost::{Cost, Stage};
 use crate::data::{DecodingNeed, SampleSize, SizeCounts};
 use crate::error::Result;
-use crate::event::{Event, PolicyMetrics};
+use crate::event::{Event, PolicyMetrics, TenthLoss};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
@@ -126,6 +126,11 @@ pub trait Task: Copy {
     /// Means of what preferences or rewards came to since that was last asked or reset, if it has any.
     fn reward_metrics(&self) -> Option<BTreeMap<String, f64>> {
         None
+    }
+
+    /// Losses by timestep since that was last reset, if it has timesteps.
+    fn timestep_losses(&self) -> Vec<TenthLoss> {
+        Vec::new()
     }
 
     /// Drops what it has noted for those: an attempt that failed is repeated.

@@ -55,6 +55,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             let metrics = metrics.into_iter().map(|(name, value)| (format!("eval_{name}"), value));
             self.events.emit(Event::Rewards(RewardMetrics { step, metrics: metrics.collect() }))?;
         }
+        self.emit_timesteps(true)?;
         self.progress.record_validation(loss);
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);

@@ -3,7 +3,7 @@
 use super::health;
 use super::run::TrainingRun;
 use crate::error::Result;
-use crate::event::{Event, RewardMetrics, StepMetrics};
+use crate::event::{Event, RewardMetrics, StepMetrics, TimestepLosses};
 use crate::task::traits::DataLoader;
 
 impl<D: DataLoader> TrainingRun<'_, D> {
@@ -22,12 +22,22 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             found.extend(self.progress.health.observe_rewards(&metrics));
             self.events.emit(Event::Rewards(RewardMetrics { step, metrics }))?;
         }
+        self.emit_timesteps(false)?;
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {
             self.emit_health()?;
         }
         let is_fatal = found.iter().any(health::is_fatal);
         found.into_iter().try_for_each(|kind| self.warn(kind))?;
         Ok(is_fatal)
+    }
+
+    /// Emits losses by timestep that were noted since the last reset, if the task has timesteps.
+    pub(super) fn emit_timesteps(&mut self, is_held_out: bool) -> Result<()> {
+        let (step, tenths) = (self.progress.step, self.session.timestep_losses());
+        if tenths.is_empty() {
+            return Ok(());
+        }
+        self.events.emit(Event::Timesteps(TimestepLosses { step, is_held_out, tenths }))
     }
 
     fn emit_health(&mut self) -> Result<()> {

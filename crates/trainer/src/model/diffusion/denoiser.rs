@@ -360,6 +360,24 @@ impl DenoiserOutput {
     }
 }
 
+impl DenoiserOutput {
+    /// The loss of one sample without its weight, as a number alone.
+    pub fn sample_loss(
+        &self,
+        tape: &Tape<'_>,
+        target: &Tensor,
+        loss: &BatchLoss<'_>,
+        at: usize,
+    ) -> Result<Var> {
+        let own = |tensor: &Tensor| tensor.narrow(at..at + 1);
+        let Self { tokens, size, patches } = self;
+        let output = Self { tokens: own(tokens.tensor()).into(), size: *size, patches: *patches };
+        let factors = loss.factors.map(own);
+        let (sigmas, factors) = (&loss.sigmas[at..=at], factors.as_ref());
+        output.loss(tape, &own(target), &BatchLoss { sigmas, weights: &[1.0], factors, ..*loss })
+    }
+}
+
 /// How errors of a batch count.
 #[derive(Clone, Copy)]
 pub struct BatchLoss<'a> {

@@ -10,7 +10,7 @@ mod noise;
 mod samples;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use compute::ops::NoisyLatents;
 use compute::{Device, DeviceKind, Dtype, Tape, Var};
@@ -41,7 +41,8 @@ use crate::config::{ImageSize, RunConfig};
 use crate::cost::Cost;
 use crate::data::{Bucket, ReferenceSize, SampleSize};
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, EventSink, Phase, RunEnd, Warning, WarningKind};
+use crate::event::timesteps::TimestepSums;
+use crate::event::{Event, EventSink, Phase, RunEnd, TenthLoss, Warning, WarningKind};
 use crate::export::check_form;
 use crate::export::fuse::{check_dora, check_lokr};
 use crate::export::{ExportedFile, export};
@@ -60,6 +61,7 @@ use crate::progress;
 use crate::sample::encoding::plan_encoding;
 use crate::sample::reference::fit_references;
 use crate::task::prefetch::PREFETCH_BATCHES;
+use crate::task::session::scalar;
 use crate::task::traits::{
     DatasetSummary, Preparation, PreparationLimits, SmallerTask, Task, TrainableModel,
 };
@@ -80,6 +82,18 @@ pub struct DiffusionTask<'a> {
     pub sample_size: ImageSize,
     /// How is trained.
     pub train: &'a TrainConfig,
+    /// Where losses are noted by timestep; a dry run has none.
+    log: Option<&'a TimestepLog>,
+}
+
+/// Losses by timestep since the last reset.
+#[derive(Default)]
+pub struct TimestepLog(Mutex<TimestepSums>);
+
+impl TimestepLog {
+    fn lock(&self) -> MutexGuard<'_, TimestepSums> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Images of one size with their prompts.
@@ -93,7 +107,14 @@ impl<'a> DiffusionTask<'a> {
     pub fn new(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.data.images()?;
         check_training_adapter(config)?;
-        Ok(Self { pipeline, data, sample, sample_size: sample.size, train: &config.train })
+        let (sample_size, train) = (sample.size, &config.train);
+        Ok(Self { pipeline, data, sample, sample_size, train, log: None })
+    }
+
+    /// The same with a place where losses are noted by timestep.
+    #[must_use]
+    pub fn with_log(self, log: &'a TimestepLog) -> Self {
+        Self { log: Some(log), ..self }
     }
 }
 
@@ -193,11 +214,22 @@ impl Task for DiffusionTask<'_> {
         });
         let learnt = of_target(samples, LearningTarget::Images).map(|weights| {
             let target = model.patchify(tape, velocity)?;
+            self.note(samples, |at| predicted.sample_loss(tape, &target, &loss, at))?;
             predicted.loss(tape, &target, &BatchLoss { weights: &weights, ..loss })
         });
         match (learnt.transpose()?, prior.transpose()?) {
             (Some(learnt), Some(prior)) => Ok(tape.add(&learnt, &prior)?),
             (learnt, prior) => Ok(learnt.or(prior).expect("a micro-batch has samples")),
+        }
+    }
+
+    fn timestep_losses(&self) -> Vec<TenthLoss> {
+        self.log.map(|log| log.lock().means()).unwrap_or_default()
+    }
+
+    fn reset_metrics(&self) {
+        if let Some(log) = self.log {
+            *log.lock() = TimestepSums::default();
         }
     }
 
@@ -336,6 +368,20 @@ impl Task for DiffusionTask<'_> {
 }
 
 impl DiffusionTask<'_> {
+    /// Notes the loss of each sample that is learnt from, before it is weighted. A dry run computes it too, so that a
+    /// plan counts what it takes. All are computed before the first is waited for.
+    fn note(&self, samples: &[NoisySample], loss_of: impl Fn(usize) -> Result<Var>) -> Result<()> {
+        let is_learnt = |(_, it): &(usize, &NoisySample)| it.target == LearningTarget::Images;
+        let learnt = samples.iter().enumerate().filter(is_learnt);
+        let losses = learnt.map(|(at, sample)| Ok((sample.timestep.sigma, loss_of(at)?)));
+        let losses: Vec<(f32, Var)> = losses.collect::<Result<_>>()?;
+        let Some(log) = self.log else { return Ok(()) };
+        losses.iter().try_for_each(|(sigma, loss)| {
+            log.lock().add(*sigma, scalar(loss.tensor())?);
+            Ok(())
+        })
+    }
+
     /// `n` samples of zeros with this prompt.
     pub(crate) fn dummy_with_prompt(
         &self,
@@ -455,7 +501,8 @@ pub(super) fn train(
     let mut pipeline = Pipeline::open(&folder.base(config)?, &config.base.parts())?;
     let prepared = || prepare(config, &pipeline, device_setup, events);
     let (planned, index, device) = first_rank_first(device_setup.world, prepared)?;
-    let task = DiffusionTask::new(&planned.config, &pipeline)?;
+    let log = TimestepLog::default();
+    let task = DiffusionTask::new(&planned.config, &pipeline)?.with_log(&log);
     let loader = ImageLoader::new(task, &planned.config, index, planned.plan.tiling)?;
     let setup = planned.setup(device_setup);
     let end = run_training(&planned.config, &task, loader, setup, device, output)?;
