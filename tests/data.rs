@@ -39,6 +39,18 @@ fn cyclic_links_are_followed_once() {
     assert_eq!(**also, ProblemKind::FolderTwice { target: root.join("a/b") });
 }
 
+/// Its captions would be missed in silence.
+#[test]
+fn a_parquet_table_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    put_image(&folder.path().join("a.png"));
+    fs::write(folder.path().join("metadata.parquet"), "PAR1").unwrap();
+    fs::write(folder.path().join("other.npz"), "").unwrap();
+    let found = scan(folder.path(), &[], MediaKinds::Images, &|_| true).unwrap();
+    let kinds: Vec<_> = found.problems.into_iter().map(|problem| problem.kind).collect();
+    assert_eq!(kinds, [ProblemKind::CaptionMissing, ProblemKind::Parquet, ProblemKind::Ignored]);
+}
+
 #[test]
 fn cyclic_links_to_clips_are_followed_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -70,6 +70,7 @@ const MODULE_ARROWS: &[(&str, &str, &[&str])] = &[
 /// The rooms of `trainer` in the data's order: each uses those before it and none behind it. Tests may use any.
 const ROOMS: &[&str] = &[
     "error",
+    "archive",
     "fingerprint",
     "kernel_cache",
     "suggest",

@@ -2,6 +2,7 @@
 //! run without problems.
 
 mod adapters;
+mod archives;
 mod checkpoints;
 pub mod clips;
 mod distilled;

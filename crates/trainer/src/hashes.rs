@@ -2,20 +2,25 @@
 //! stamp (length, time, inode), and computed again if that differs.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weights::BytesDoneFn;
 use weights::checksum::{FileStamp, Hash, Hasher, checksum};
 use weights::plain_file::read_plain;
 use weights::write::write_whole;
+use weights::{BytesDoneFn, WeightsError};
 
-use crate::error::Result;
+use crate::archive::{self, DataFile};
+use crate::error::{Result, TrainerError};
 
 /// Chosen: the coarsest file systems count time in steps of two seconds. A file younger than that
 /// may be written to once more without another stamp, so it is not remembered.
 const TOO_YOUNG: Duration = Duration::from_secs(2);
+
+/// Chosen: several images at a time.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Checksums by path.
 pub(crate) struct HashCache {
@@ -39,14 +44,18 @@ impl HashCache {
 
     /// The checksum of a file as it is now, and the stamp it has with that.
     pub fn hash_file(&mut self, path: &Path, tick: BytesDoneFn<'_>) -> Result<(Hash, FileStamp)> {
-        let stamp = FileStamp::read(path)?;
+        let stamp = archive::stamp(path)?;
         // Two names that are not UTF-8 may look alike here; their inodes do not.
         let key = path.to_string_lossy().into_owned();
         let known = self.known.get(&key).filter(|known| known.stamp == stamp);
         if let Some(hash) = known.and_then(|known| Hash::from_hex(&known.checksum).ok()) {
             return Ok((hash, stamp));
         }
-        let hash = checksum(path, tick)?;
+        let hash = if archive::is_inside(path) {
+            part_checksum(path, tick)
+        } else {
+            Ok(checksum(path, tick)?)
+        }?;
         if stamp.age() > TOO_YOUNG {
             self.known.insert(key, KnownHash { stamp, checksum: hash.to_string() });
             self.is_changed = true;
@@ -70,10 +79,27 @@ impl HashCache {
         if !std::mem::take(&mut self.is_changed) {
             return;
         }
-        self.known.retain(|path, _| Path::new(path).exists());
+        self.known.retain(|path, _| Path::new(path).exists() || archive::is_file(Path::new(path)));
         let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
         // Only a cache: no reason to fail.
         _ = write_whole(&self.path, &text);
+    }
+}
+
+/// The checksum of a part of an archive, which is that of a file with the same bytes.
+fn part_checksum(path: &Path, tick: BytesDoneFn<'_>) -> Result<Hash> {
+    let io = |source| TrainerError::Io { what: "read", path: path.into(), source };
+    let mut file = DataFile::open(path).map_err(io)?;
+    let (mut hasher, mut block) = (Hasher::new(), vec![0; BLOCK_BYTES]);
+    loop {
+        let n = file.read(&mut block).map_err(io)?;
+        if n == 0 {
+            return Ok(hasher.finalize());
+        }
+        hasher.update(&block[..n]);
+        if !tick(n as u64) {
+            return Err(WeightsError::Cancelled.into());
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! below; `tests/tidy.rs` checks the order:
 //!
 //! ```text
-//! error fingerprint kernel_cache suggest hashes pixels objective small tools, the loss
+//! error archive fingerprint kernel_cache suggest hashes pixels objective   small tools, the loss
 //! model data progress text config import                         models, datasets, the job's configuration
 //! event report                                                   events of a run, and its HTML report
 //! cost optim sample caption evaluate demo cache export           optimizers, sampling, the latent cache, file formats
@@ -11,6 +11,7 @@
 //! ```
 
 // Small tools that every module may use.
+pub(crate) mod archive;
 pub mod error;
 pub mod fingerprint;
 pub(crate) mod hashes;

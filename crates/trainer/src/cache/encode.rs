@@ -15,6 +15,7 @@ use super::index::{CacheIndex, CachedLatents, condition_entry};
 use super::reference::{CachedPrompt, CachedReference};
 use super::select::{CachedSample, ClipPart};
 use super::store::CacheKey;
+use crate::archive;
 use crate::cost::{Cost, UNLIMITED, check_cancelled};
 use crate::data::decoding::{MAX_DECODERS, decoding_bytes};
 use crate::data::reference::{ReferenceFit, scaled_reference};
@@ -110,7 +111,7 @@ impl PendingImage {
             }
         };
         // Its latents would lie under the address of what it was.
-        if self.files().into_iter().map(|file| FileStamp::read(file).ok()).ne(self
+        if self.files().into_iter().map(|file| archive::stamp(file).ok()).ne(self
             .stamps
             .iter()
             .copied()

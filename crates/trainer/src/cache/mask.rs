@@ -9,6 +9,7 @@ use weights::{BytesDoneFn, FileDtype};
 use super::index::CacheIndex;
 use super::select::CachedSample;
 use super::store::{CacheEntry, CacheKey, StoredTensor};
+use crate::archive;
 use crate::config::data::DataConfig;
 use crate::data::mask::{ImageMask, mask_bytes, read_mask};
 use crate::data::{Bucket, Crop, DecodingMemory, DecodingNeed, ImageItem, Problem, ProblemKind};
@@ -140,7 +141,7 @@ fn read(
     let scale = height / shape.height.max(1);
     let values = read_mask(mask, &sample.path, sample.bucket, sample.crop, scale, memory);
     let values = values.map_err(|kind| unusable(kind.to_string()))?;
-    if FileStamp::read(file).ok() != Some(*stamp) {
+    if archive::stamp(file).ok() != Some(*stamp) {
         return Err(unusable("was changed meanwhile".into()));
     }
     Ok(vec![StoredTensor::new(MASK, FileDtype::F32, &[shape.height, shape.width], &values)])

@@ -9,6 +9,7 @@ use weights::checksum::{FileStamp, Hash, Hasher};
 
 use super::select::IMAGES_VERSION;
 use super::store::CacheKey;
+use crate::archive;
 use crate::data::reference::{ReferenceSize, mirrored, scaled_reference};
 use crate::data::{Bucket, DecodingMemory, ProblemKind};
 use crate::error::{Result, TrainerError};
@@ -91,7 +92,7 @@ impl CachedReference {
         memory: &DecodingMemory,
     ) -> std::result::Result<Pixels, ProblemKind> {
         let pixels = scaled_reference(&self.path, size, memory)?;
-        if FileStamp::read(&self.path).ok() != Some(self.stamp) {
+        if archive::stamp(&self.path).ok() != Some(self.stamp) {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
         }
         Ok(pixels)

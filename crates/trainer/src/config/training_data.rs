@@ -92,7 +92,7 @@ const IMAGE_ONLY_KEYS: [&str; 25] = [
     "train.mode_scale",
     "train.timestep_bias",
     "train.timestep_bias_multiplier",
-    "train.timestep_bias_portion",
+    "train.timestep_bias_share",
     "train.timestep_bias_begin",
     "train.timestep_bias_end",
     "train.loss",

@@ -4,7 +4,6 @@
 //! bytes of the file by `header`, allocations by `image`. A decoder that panics has found a damaged file, see `contain.rs`.
 //! Tests here feed damaged files to all of them.
 
-use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::Path;
 
@@ -16,6 +15,7 @@ use super::header;
 use super::jpeg_scans;
 use super::png_rows::PngImage;
 use super::problem::ProblemKind;
+use crate::archive::{self, DataFile};
 use crate::pixels::Pixels;
 
 /// What of an image's pixels is wanted.
@@ -39,11 +39,11 @@ pub(super) fn decode_alpha(path: &Path) -> Result<Pixels, ProblemKind> {
 
 fn decode_part(path: &Path, part: PixelPart) -> Result<Pixels, ProblemKind> {
     let header = header::read(path)?;
-    let bytes = fs::metadata(path).map_or(0, |about| about.len());
-    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    let file = DataFile::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    let bytes = file.length();
     let explain = |error| header::explain(error, bytes);
     if header.format == ImageFormat::Jpeg {
-        let file = fs::read(path).map_err(|error| ProblemKind::unreadable(&error))?;
+        let file = archive::read(path).map_err(|error| ProblemKind::unreadable(&error))?;
         if jpeg_scans::is_cut(&file) {
             return Err(ProblemKind::Truncated { bytes });
         }

@@ -5,7 +5,6 @@
 //! truncated one as grey without an error. The ends of the other formats are checked for
 //! the same reason: before anything is decoded.
 
-use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -19,6 +18,7 @@ use super::contain::contained;
 use super::png_rows::PngImage;
 use super::problem::ProblemKind;
 use super::sniff;
+use crate::archive::DataFile;
 
 /// Most pixels of an image. Chosen: more than any camera makes today.
 pub const MOST_PIXELS: u64 = 256_000_000;
@@ -56,13 +56,8 @@ impl ImageHeader {
 
 /// Reads it, and refuses what cannot be decoded or would take too much.
 pub(super) fn read(path: &Path) -> Result<ImageHeader, ProblemKind> {
-    // Asked by name, as opening a pipe would wait for its writer.
-    let about = fs::metadata(path).map_err(|error| ProblemKind::unreadable(&error))?;
-    if !about.is_file() {
-        return Err(ProblemKind::Unreadable { why: "is not a file".into() });
-    }
-    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
-    match about.len() {
+    let file = DataFile::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    match file.length() {
         0 => Err(ProblemKind::ZeroBytes),
         bytes if bytes > MOST_BYTES => Err(ProblemKind::TooLong { bytes, most: MOST_BYTES }),
         bytes => contained(|| ImageFile { file: BufReader::new(file), bytes }.header())?,
@@ -71,7 +66,7 @@ pub(super) fn read(path: &Path) -> Result<ImageHeader, ProblemKind> {
 
 /// A file being looked at.
 struct ImageFile {
-    file: BufReader<File>,
+    file: BufReader<DataFile>,
     bytes: u64,
 }
 
@@ -101,7 +96,7 @@ impl ImageFile {
         Ok(ImageHeader { format, size, orientation, is_animated, decoding_bytes })
     }
 
-    fn from(&mut self, at: u64) -> io::Result<&mut BufReader<File>> {
+    fn from(&mut self, at: u64) -> io::Result<&mut BufReader<DataFile>> {
         self.file.seek(SeekFrom::Start(at))?;
         Ok(&mut self.file)
     }
@@ -232,7 +227,7 @@ pub(super) fn explain(error: ImageError, bytes: u64) -> ProblemKind {
 }
 
 /// Chunks of length, name, data, checksum, up to the one that is the end.
-fn png_end(file: &mut BufReader<File>) -> io::Result<()> {
+fn png_end(file: &mut BufReader<DataFile>) -> io::Result<()> {
     loop {
         let [length, name] = [array(file)?, array(file)?];
         file.seek_relative(i64::from(u32::from_be_bytes(length)))?;
@@ -245,7 +240,7 @@ fn png_end(file: &mut BufReader<File>) -> io::Result<()> {
 }
 
 /// Counts frames up to the second, which is enough to detect an animation.
-fn gif_frames(file: &mut BufReader<File>) -> io::Result<usize> {
+fn gif_frames(file: &mut BufReader<DataFile>) -> io::Result<usize> {
     let mut n_frames = 0;
     gif_blocks(file, |block| {
         n_frames += usize::from(block == GifBlock::Frame);
@@ -265,7 +260,7 @@ pub(super) enum GifBlock {
 
 /// Walks through the blocks as long as it is told to go on. A file may lack its end, but not the end of a block.
 pub(super) fn gif_blocks(
-    file: &mut BufReader<File>,
+    file: &mut BufReader<DataFile>,
     mut on_block: impl FnMut(GifBlock) -> bool,
 ) -> io::Result<()> {
     file.seek(SeekFrom::Start(6))?;
@@ -302,13 +297,13 @@ pub(super) fn gif_blocks(
     }
 }
 
-fn skip_colours(file: &mut BufReader<File>, flags: u8) -> io::Result<()> {
+fn skip_colours(file: &mut BufReader<DataFile>, flags: u8) -> io::Result<()> {
     let has_table = flags & 0x80 != 0;
     file.seek_relative(if has_table { 3 << ((flags & 7) + 1) } else { 0 })
 }
 
 /// Each begins with its length; one without content is the last.
-fn skip_blocks(file: &mut BufReader<File>) -> io::Result<()> {
+fn skip_blocks(file: &mut BufReader<DataFile>) -> io::Result<()> {
     loop {
         let [length] = array(file)?;
         if length == 0 {
@@ -331,7 +326,7 @@ struct JpegSegments {
 
 impl JpegSegments {
     /// Up to the first scan; a file that does not end as one should is walked to its end.
-    fn read(file: &mut BufReader<File>, has_end: bool) -> io::Result<Self> {
+    fn read(file: &mut BufReader<DataFile>, has_end: bool) -> io::Result<Self> {
         let mut segments = Self::default();
         loop {
             match next_marker(file)? {
@@ -358,7 +353,7 @@ impl JpegSegments {
         rgb * area(size) + coefficients * area(padded) + size[0] as usize * 1024
     }
 
-    fn add(&mut self, marker: u8, file: &mut BufReader<File>) -> io::Result<()> {
+    fn add(&mut self, marker: u8, file: &mut BufReader<DataFile>) -> io::Result<()> {
         let length = u16::from_be_bytes(array(file)?).saturating_sub(2);
         // The frame: bits, height, width. Tables have numbers in the same range.
         if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 6 {
@@ -382,7 +377,7 @@ impl JpegSegments {
 
 /// The next byte that is neither data nor filling after 0xff. Data after the start of a scan is
 /// skipped in the same manner: 0xff is followed by a zero in it.
-fn next_marker(file: &mut BufReader<File>) -> io::Result<u8> {
+fn next_marker(file: &mut BufReader<DataFile>) -> io::Result<u8> {
     loop {
         let buffered = file.fill_buf()?;
         if buffered.is_empty() {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::metadata;
+use crate::archive;
 
 /// Endings of images. Those without a decoder are among them, so that they are reported and not
 /// silently left out.
@@ -18,7 +18,10 @@ const IMAGES: &[&str] = &[
 const VIDEOS: &[&str] = &["mp4", "m4v", "mov", "webm", "mkv", "avi"];
 
 /// Endings of captions, the first one found is taken.
-const CAPTIONS: &[&str] = &["txt", "caption"];
+const CAPTIONS: &[&str] = &["txt", "caption", SAMPLE];
+
+/// The ending of what `WebDataset` says of a sample, its caption among it: in archives alone.
+const SAMPLE: &str = "json";
 
 /// The names in one folder, by what they are, sorted.
 #[derive(Debug, Default)]
@@ -35,8 +38,7 @@ pub(super) struct FolderListing {
 
 impl FolderListing {
     pub(super) fn read(folder: &Path) -> std::io::Result<Self> {
-        let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-        let mut paths = names.collect::<Result<Vec<_>, _>>()?;
+        let mut paths = archive::children(folder)?;
         paths.retain(|path| !is_ignored(path));
         paths.sort();
         let mut listing = Self::default();
@@ -46,22 +48,25 @@ impl FolderListing {
         for captions in listing.captions.values_mut() {
             captions
                 .sort_by_key(|path| CAPTIONS.iter().position(|ending| has_ending(path, ending)));
+            // A caption beside it is the same one.
+            let n_others = captions.iter().filter(|path| !has_ending(path, SAMPLE)).count();
+            captions.truncate(n_others.max(1));
         }
         Ok(listing)
     }
 
     fn put(&mut self, path: PathBuf) {
         let has = |endings: &[&str]| endings.iter().any(|ending| has_ending(&path, ending));
-        if path.is_dir() {
+        if archive::is_dir(&path) {
             self.folders.push(path);
         } else if has(IMAGES) {
             self.images.push(path);
         } else if is_video(&path) {
             self.videos.push(path);
-        } else if !path.is_file() {
+        } else if !archive::is_file(&path) {
             // A pipe would be waited for. Images are asked the same when they are opened, and
             // reported; a caption that is none is missed anyway.
-        } else if has(CAPTIONS) {
+        } else if has(CAPTIONS) && (archive::is_inside(&path) || !has_ending(&path, SAMPLE)) {
             let stem = path.file_stem().unwrap_or_default().to_owned();
             self.captions.entry(stem).or_default().push(path);
         } else if metadata::NAMES.iter().any(|name| path.file_name() == Some(name.as_ref())) {

@@ -8,7 +8,6 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::bucket::Bucket;
@@ -20,6 +19,7 @@ use super::resize::{Crop, resize_and_crop};
 use super::roots::DataRoots;
 use super::scan::{FolderScan, ImageItem};
 use super::{header, metadata};
+use crate::archive;
 use crate::pixels::Pixels;
 
 /// Where masks are.
@@ -141,7 +141,7 @@ fn existing(folder: &Path, stem: &std::ffi::OsStr) -> Option<PathBuf> {
     let mut name = stem.to_owned();
     name.push(".png");
     let usual = folder.join(name);
-    if fs::metadata(&usual).is_ok_and(|about| about.is_file()) {
+    if archive::is_file(&usual) {
         return Some(usual);
     }
     let images = FolderListing::read(folder).ok()?.images;

@@ -9,7 +9,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use machine::Bytes;
@@ -18,6 +17,7 @@ use serde_json::{Map, Value};
 use super::problem::{Problem, ProblemKind};
 use super::scan::MediaKinds;
 use super::{csv, text};
+use crate::archive;
 
 /// The files' names.
 pub(super) const NAMES: [&str; 2] = ["metadata.jsonl", "metadata.csv"];
@@ -45,6 +45,16 @@ const REFERENCES: [&str; 5] =
 /// The columns of one image.
 type MetadataLine = Map<String, Value>;
 
+/// The caption in what `WebDataset` says of a sample.
+pub(super) fn sample_caption(bytes: &[u8]) -> Result<String, ProblemKind> {
+    let malformed = |why: String| ProblemKind::MetadataMalformed { line: 1, why };
+    let sample: MetadataLine =
+        serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
+    let caption = first_text(&sample, &CAPTION).map_err(malformed)?;
+    let caption = caption.ok_or_else(|| malformed("has no text, caption or prompt".into()))?;
+    Ok(text::tidied(caption))
+}
+
 /// Reads a file line by line; a bad line is skipped and reported.
 pub(super) fn read(
     path: &Path,
@@ -52,7 +62,7 @@ pub(super) fn read(
     entries: &mut MetadataEntries,
     problems: &mut Vec<Problem>,
 ) {
-    let bytes = match fs::read(path) {
+    let bytes = match archive::read(path) {
         Ok(bytes) => bytes,
         Err(error) => {
             return problems.push(Problem::skipped(path, ProblemKind::unreadable(&error)));
@@ -200,7 +210,7 @@ fn existing(
 ) -> Result<PathBuf, ProblemKind> {
     let path = beside(metadata, name);
     // A folder may be a clip.
-    if path.is_file() || (media == MediaKinds::ImagesAndClips && path.is_dir()) {
+    if archive::is_file(&path) || (media == MediaKinds::ImagesAndClips && path.is_dir()) {
         return Ok(path);
     }
     Err(ProblemKind::MetadataMissingFile { line, name: name.display().to_string() })

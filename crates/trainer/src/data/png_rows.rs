@@ -1,7 +1,6 @@
 //! PNG to 8-bit RGB over white, row by row: an image of 16 bits is never in memory as such. Colour profiles and texts are
 //! not read: nothing uses them, and they may be a thousand times as long as they look.
 
-use std::fs::File;
 use std::io::BufReader;
 
 use image::error::{DecodingError, LimitError, LimitErrorKind};
@@ -11,6 +10,7 @@ use png::{BitDepth, ColorType, Limits, Reader, Transformations};
 
 use super::decode::{PixelPart, mixed};
 use super::header::MOST_BESIDE;
+use crate::archive::DataFile;
 use crate::pixels::Pixels;
 
 /// Rows that the decoder may hold: what it looks back upon, and what was decompressed ahead.
@@ -18,11 +18,11 @@ const ROWS: usize = 10;
 
 /// A PNG up to its pixels.
 pub(super) struct PngImage {
-    reader: Reader<BufReader<File>>,
+    reader: Reader<BufReader<DataFile>>,
 }
 
 impl PngImage {
-    pub(super) fn open(file: BufReader<File>) -> Result<Self, ImageError> {
+    pub(super) fn open(file: BufReader<DataFile>) -> Result<Self, ImageError> {
         let mut decoder = png::Decoder::new(file);
         decoder.set_ignore_text_chunk(true);
         decoder.set_ignore_iccp_chunk(true);

@@ -293,6 +293,9 @@ pub enum ProblemKind {
         "is ignored: neither an image, nor a caption (.txt, .caption), nor metadata (.jsonl, .csv)"
     )]
     Ignored,
+    /// A table that may hold captions, or images, of which nothing is used.
+    #[error("is a Parquet table, which hearth does not read")]
+    Parquet,
     /// The same bytes twice.
     #[error("is the same image as {}: both are trained on", other.display())]
     SameImage {
@@ -471,6 +474,9 @@ impl ProblemKind {
             Self::CaptionUnpaired => "captions without an image",
             Self::CaptionTwice { .. } => "images with two captions that differ",
             Self::Ignored => "files ignored: neither an image, nor a caption, nor metadata",
+            Self::Parquet => {
+                "Parquet tables, which hearth does not read: convert them to metadata.csv"
+            }
             Self::SameImage { .. } => "images that are the same as another one",
             Self::MetadataMalformed { .. } => "malformed lines of metadata",
             Self::MetadataMissingFile { .. } => "lines of metadata that name a missing file",

@@ -3,7 +3,6 @@
 //! it should be is read through.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -17,6 +16,7 @@ use super::problem::{Problem, ProblemKind};
 use super::roots::DataRoots;
 use super::walk::{ImageCandidate, walk};
 use super::{header, listing, text};
+use crate::archive;
 use crate::error::{Result, TrainerError};
 use crate::read_ahead::{ReadAhead, read_ahead};
 
@@ -130,7 +130,7 @@ pub fn scan(
     let folders = || std::iter::once(folder).chain(references.iter().map(PathBuf::as_path));
     for path in folders() {
         let read = |source| TrainerError::Io { what: "read", path: path.into(), source };
-        fs::read_dir(path).map_err(read)?;
+        archive::children(path).map_err(read)?;
     }
     let roots = DataRoots::new(folders(), follow_links);
     let found = walk(folder, references, media, &roots);

@@ -1,6 +1,7 @@
 //! Images against Pillow, folders against what they should be read as, damaged files against
 //! everything. Reference images are in `tests/golden/images`, with the script that made them.
 
+mod archives;
 mod clips;
 mod references;
 

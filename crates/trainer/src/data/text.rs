@@ -1,11 +1,12 @@
 //! Reads a caption file: UTF-8, or UTF-16 with a byte order mark. Another encoding is reported and not guessed, as a wrong
 //! guess would silently train on wrong letters.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use super::metadata;
 use super::problem::ProblemKind;
+use crate::archive::DataFile;
 
 /// Longest caption file. Chosen: a thousand times what any text encoder reads.
 pub(super) const MOST_BYTES: u64 = 1 << 20;
@@ -14,11 +15,14 @@ pub(super) const MOST_BYTES: u64 = 1 << 20;
 /// character each.
 pub(super) fn read(path: &Path) -> Result<String, ProblemKind> {
     let mut bytes = Vec::new();
-    File::open(path)
+    DataFile::open(path)
         .and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
         .map_err(|error| ProblemKind::unreadable(&error))?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(ProblemKind::TooLong { bytes: bytes.len() as u64, most: MOST_BYTES });
+    }
+    if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json")) {
+        return metadata::sample_caption(&bytes);
     }
     if let Some(text) = utf16(&bytes) {
         return Ok(tidied(&text));

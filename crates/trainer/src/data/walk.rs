@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +13,7 @@ use super::pairs::{InputsByOutput, ReferenceFolder, folder_pair};
 use super::problem::{Problem, ProblemKind};
 use super::roots::DataRoots;
 use super::scan::MediaKinds;
+use crate::archive;
 
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
 const MOST_REPEATS: u32 = 999;
@@ -61,7 +61,7 @@ pub(super) fn walk(
     media: MediaKinds,
     roots: &DataRoots,
 ) -> FolderWalk {
-    let set_apart = references.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+    let set_apart = references.iter().filter_map(|path| archive::real_path(path).ok()).collect();
     let roots = roots.clone();
     let mut walk = FolderWalk { media, roots, set_apart, ..FolderWalk::default() };
     walk.folder(folder, &FolderContext { repeats: 1, class: None, references: references.into() });
@@ -75,6 +75,11 @@ impl FolderWalk {
             Ok(listing) => listing,
             Err(error) => return self.skip(path, ProblemKind::unreadable(&error)),
         };
+        if archive::is_archive(path) {
+            for (member, why) in archive::refused(path) {
+                self.skip(&member, ProblemKind::Unreadable { why });
+            }
+        }
         self.place_videos(&mut listing);
         for path in &listing.metadata {
             match self.roots.check(path) {
@@ -144,7 +149,7 @@ impl FolderWalk {
             self.skip(path, kind);
             return None;
         }
-        let real = match fs::canonicalize(path) {
+        let real = match archive::real_path(path) {
             Ok(real) => real,
             Err(error) => {
                 self.skip(path, ProblemKind::unreadable(&error));
@@ -152,7 +157,8 @@ impl FolderWalk {
             }
         };
         // A link's own name counts; `.` has none.
-        let name = path.file_name().or(real.file_name());
+        let own = if archive::is_archive(path) { path.file_stem() } else { path.file_name() };
+        let name = own.or(real.file_name());
         let name = name.and_then(OsStr::to_str).and_then(repeats_and_class);
         if !self.seen.insert(real.clone()) {
             self.skip(path, ProblemKind::FolderTwice { target: real });
@@ -230,7 +236,9 @@ impl FolderWalk {
             self.skip(path, ProblemKind::CaptionUnpaired);
         }
         for path in &listing.others {
-            self.skip(path, ProblemKind::Ignored);
+            let is_table = path.extension().is_some_and(|ending| ending == "parquet");
+            let kind = if is_table { ProblemKind::Parquet } else { ProblemKind::Ignored };
+            self.skip(path, kind);
         }
     }
 
@@ -247,7 +255,7 @@ impl FolderWalk {
                 }
             };
             let is_set_apart =
-                fs::canonicalize(path).is_ok_and(|real| self.set_apart.contains(&real));
+                archive::real_path(path).is_ok_and(|real| self.set_apart.contains(&real));
             if !is_set_apart {
                 self.folder(path, &FolderContext { references, ..place.clone() });
             }

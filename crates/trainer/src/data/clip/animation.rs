@@ -1,7 +1,6 @@
 //! Animated GIF, WebP and PNG. How long each frame is shown is read from the blocks of the file; `image` decodes and
 //! composes the frames.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use image::{AnimationDecoder, DynamicImage, Frames, ImageDecoder, ImageFormat, I
 
 use super::timing::{SECOND_US, shown};
 use super::{ClipSegment, FrameFn, MOST_FRAMES};
+use crate::archive::DataFile;
 use crate::data::contain::contained;
 use crate::data::decode::over_white;
 use crate::data::header::{self, ImageHeader};
@@ -25,8 +25,8 @@ const USUAL_US: u64 = 100_000;
 /// When each frame ends, from the beginning on.
 pub(super) fn frame_ends(path: &Path, format: ImageFormat) -> Result<Vec<u64>, ProblemKind> {
     let unreadable = |error: io::Error| ProblemKind::unreadable(&error);
-    let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
-    let bytes = file.get_ref().metadata().map_or(0, |about| about.len());
+    let mut file = BufReader::new(DataFile::open(path).map_err(unreadable)?);
+    let bytes = file.get_ref().length();
     let delays = match format {
         ImageFormat::Gif => gif_delays(&mut file),
         ImageFormat::WebP => webp_delays(&mut file),
@@ -61,8 +61,8 @@ pub(super) fn read(
 ) -> Result<(), ProblemKind> {
     let ClipSegment { start, frames, fps } = segment;
     let header = header::read(path)?;
-    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
-    let bytes = file.metadata().map_or(0, |about| about.len());
+    let file = DataFile::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    let bytes = file.length();
     let explain = |error| header::explain(error, bytes);
     let decoded = contained(|| decoded_frames(BufReader::new(file), &header))?;
     let mut decoded = decoded.map_err(explain)?;
@@ -84,7 +84,7 @@ pub(super) fn read(
     Ok(())
 }
 
-fn decoded_frames(file: BufReader<File>, header: &ImageHeader) -> ImageResult<Frames<'static>> {
+fn decoded_frames(file: BufReader<DataFile>, header: &ImageHeader) -> ImageResult<Frames<'static>> {
     let mut limits = header.limits();
     limits.max_alloc = Some(header.frame_bytes() as u64);
     Ok(match header.format {
@@ -110,7 +110,7 @@ fn decoded_frames(file: BufReader<File>, header: &ImageHeader) -> ImageResult<Fr
 }
 
 /// The delay of a frame is in a block before it, in hundredths of a second.
-fn gif_delays(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
+fn gif_delays(file: &mut BufReader<DataFile>) -> io::Result<Vec<u64>> {
     let mut delays = Vec::new();
     let mut delay = 0;
     header::gif_blocks(file, |block| {
@@ -124,7 +124,7 @@ fn gif_delays(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
 }
 
 /// Chunks of a name, a length and data. That of a frame begins with its place, its size and its time in milliseconds.
-fn webp_delays(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
+fn webp_delays(file: &mut BufReader<DataFile>) -> io::Result<Vec<u64>> {
     let mut delays = Vec::new();
     let end = file.seek(SeekFrom::End(0))?;
     let mut at = 12;
@@ -142,7 +142,7 @@ fn webp_delays(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
 }
 
 /// Chunks of a length, a name, data and a checksum. That before a frame ends with its time as a fraction of a second.
-fn png_delays(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
+fn png_delays(file: &mut BufReader<DataFile>) -> io::Result<Vec<u64>> {
     let mut delays = Vec::new();
     let mut at = 8;
     while delays.len() <= MOST_FRAMES {

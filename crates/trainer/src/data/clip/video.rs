@@ -2,7 +2,6 @@
 //! list of other files or addresses in the disguise of a video is refused.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use serde_json::Value;
 use super::program::RunningProgram;
 use super::timing::SECOND_US;
 use super::{ClipSegment, ClipSource, FrameFn, MOST_FRAMES, SizedClip, TrainingClip};
+use crate::archive::{self, DataFile};
 use crate::data::header::MOST_PIXELS;
 use crate::data::problem::ProblemKind;
 use crate::data::{listing, sniff};
@@ -41,15 +41,19 @@ fn options(words: &[&str]) -> Vec<OsString> {
 
 /// Whether a file is a video by its first bytes. One that is named like a video and is none is refused.
 pub(super) fn is_video(path: &Path) -> Result<bool, ProblemKind> {
-    // Asked by name, as opening a pipe would wait for its writer.
-    if !fs::metadata(path).is_ok_and(|about| about.is_file()) {
+    if !archive::is_file(path) {
         return Ok(false);
     }
-    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    let file = DataFile::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
     let mut start = Vec::with_capacity(sniff::LENGTH);
     let read = file.take(sniff::LENGTH as u64).read_to_end(&mut start);
     read.map_err(|error| ProblemKind::unreadable(&error))?;
     if sniff::is_video(&start) {
+        if archive::is_inside(path) {
+            return Err(ProblemKind::Unreadable {
+                why: "is a video in an archive: unpack it".into(),
+            });
+        }
         return Ok(true);
     }
     match listing::is_video(path) {
