@@ -6,7 +6,8 @@
 Made with Python 3.11, torch 2.15, transformers 5.22.2, tokenizers 0.23.3 and safetensors from PyPI, with
 fixed seeds. The proof also needs gguf 0.19.0 and llama-cpp-python 0.3.36: every file must be read by the
 `gguf` package, give the logits of transformers in llama.cpp and in transformers itself, and llama.cpp's
-tokenizer must give the ids of `tokenizers`.
+tokenizer must give the ids of `tokenizers`. Files in a mix must have the formats that llama.cpp's quantiser gives each
+tensor, no larger errors, and the logits of its file.
 
 NAME/config.json, model.safetensors (bf16), tokenizer.json, tokenizer_config.json   the models
 expected.json   for each, what GGUF calls its tensors by the `gguf` package, and ids of TEXT
@@ -14,6 +15,7 @@ expected.json   for each, what GGUF calls its tensors by the `gguf` package, and
 
 import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -191,6 +193,60 @@ def prove(program, name, format, allowed):
         assert first < allowed and apart < allowed
 
 
+# By llama.cpp's numbers.
+MIXES = {"q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18}
+
+
+def wide_model(folder):
+    """A random model whose rows are whole blocks of 256, with the tokenizer of `llama3`."""
+    config = transformers.LlamaConfig.from_pretrained(HERE / "llama3", hidden_size=512, intermediate_size=768,
+                                                      num_hidden_layers=9, num_attention_heads=8)
+    torch.manual_seed(9)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ["tokenizer.json", "tokenizer_config.json"]:
+        shutil.copy(HERE / "llama3" / name, folder)
+
+
+def values_of(path):
+    tensors = gguf.GGUFReader(path).tensors
+    return {tensor.name: (tensor.tensor_type, gguf.dequantize(tensor.data, tensor.tensor_type)) for tensor in tensors}
+
+
+def prove_mix(program, mix):
+    """Against llama.cpp's own quantiser: formats, errors of every tensor, and logits in llama.cpp."""
+    import llama_cpp
+
+    inner = llama_cpp.llama_cpp
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        plain, ours, theirs = [place / f"{name}.gguf" for name in ["plain", "ours", "theirs"]]
+        wide_model(place / "model")
+        for path, format in [(plain, "f32"), (ours, mix)]:
+            subprocess.run([program, "convert", place / "model", "--out", path, "--dtype", format], check=True,
+                           stdout=subprocess.DEVNULL)
+        settings = inner.llama_model_quantize_default_params()
+        settings.ftype = MIXES[mix]
+        assert inner.llama_model_quantize(str(plain).encode(), str(theirs).encode(), settings) == 0
+        exact, found, expected = map(values_of, [plain, ours, theirs])
+        assert set(found) == set(expected)
+        worst, n_equal = 0.0, 0
+        for name, (format, values) in expected.items():
+            assert found[name][0] == format, f"{name}: {found[name][0]}, expected {format}"
+            n_equal += int((found[name][1] == values).all())
+            error = lambda it: float(((it - exact[name][1]) ** 2).mean() ** 0.5)
+            if error(values):
+                worst = max(worst, error(found[name][1]) / error(values))
+        logits = []
+        for path in [plain, ours, theirs]:
+            llama = open_llama(path)
+            llama.eval([1, 5, 9, 33, 17, 40, 8, 21])
+            logits.append(torch.tensor(llama.scores[7]))
+        apart = lambda a, b: ((a - b).abs().max() / b.abs().max()).item()
+        print(f"{mix}: {n_equal} of {len(expected)} tensors equal, errors at most {worst:.4f} of llama.cpp's, logits "
+              f"{apart(logits[1], logits[2]):.1e} from its file and {apart(logits[1], logits[0]):.1e} from f32")
+        assert worst <= 1.02 and apart(logits[1], logits[2]) < 1e-3
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--prove", metavar="PROGRAM")
@@ -203,6 +259,8 @@ def main():
     for name in MODELS:
         for format, allowed in [("f32", 2e-3), ("f16", 5e-3), ("bf16", 1e-2), ("q8_0", 5e-2)]:
             prove(program, name, format, allowed)
+    for mix in MIXES:
+        prove_mix(program, mix)
 
 
 main()

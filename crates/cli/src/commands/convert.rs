@@ -5,15 +5,17 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use trainer::TrainerError;
-use trainer::export::gguf;
+use trainer::export::gguf::{self, GgufMix};
+use weights::Catalog;
 use weights::copy::{CopyOptions, CopyTarget, copy};
-use weights::{Catalog, FileDtype};
 
+use super::file_format::FileFormat;
 use super::model_arg::ModelArg;
 use crate::commands::CommandOutcome;
 use crate::commands::output;
 use crate::commands::shard::print_files;
 use crate::failure::Failure;
+use crate::render;
 use crate::render::progress::ByteProgress;
 
 /// Convert PyTorch, GGUF or sharded models to one safetensors file, or a language model to GGUF.
@@ -26,7 +28,7 @@ Examples:
   hearth convert checkpoint.pt --out checkpoint.safetensors
   hearth convert model.gguf --out model.safetensors --dtype bf16
   hearth convert model/ --out model-f32.safetensors --dtype f32
-  hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q8_0")]
+  hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q4_k_m")]
 pub struct ConvertArgs {
     /// Model file, shard index or folder, or the name of a fetched model
     path: ModelArg,
@@ -35,23 +37,14 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// Number format [default: each tensor's own, f16 for quantised ones and for matrices in GGUF]
+    /// Number format; blocks of 8 to 4 bits are for GGUF [default: each tensor's own, f16 for quantised ones and for
+    /// matrices in GGUF]
     #[arg(long)]
-    dtype: Option<FloatFormat>,
+    dtype: Option<FileFormat>,
 
     /// Print the BLAKE3 checksum of the file, as `b3sum` does
     #[arg(long)]
     checksum: bool,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum FloatFormat {
-    F32,
-    F16,
-    Bf16,
-    /// 8 bits in blocks of 32, for GGUF files
-    #[value(name = "q8_0")]
-    Q8_0,
 }
 
 pub fn run(arguments: &ConvertArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
@@ -67,16 +60,7 @@ pub fn run(arguments: &ConvertArgs, out: &mut dyn Write) -> Result<CommandOutcom
     if ending == "gguf" {
         return run_gguf(arguments, catalog.bytes(), out);
     }
-    let dtype = match dtype {
-        None => None,
-        Some(FloatFormat::F32) => Some(FileDtype::F32),
-        Some(FloatFormat::F16) => Some(FileDtype::F16),
-        Some(FloatFormat::Bf16) => Some(FileDtype::Bf16),
-        Some(FloatFormat::Q8_0) => {
-            let problem = format!("q8_0 is no format of {}", file.display());
-            return Err(request(problem, "write a .gguf file, or choose f16 or bf16"));
-        }
-    };
+    let dtype = dtype.map(|dtype| dtype.plain(file)).transpose()?;
     let progress = ByteProgress::begin("converting", catalog.bytes())?;
     let how = CopyOptions { target: CopyTarget::File(file), dtype, checksum: *checksum };
     let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
@@ -95,16 +79,11 @@ fn run_gguf(
         let problem = format!("no checksum is counted of {}", file.display());
         return Err(request(problem, "leave --checksum out, and use b3sum"));
     }
-    let format = match dtype {
-        Some(FloatFormat::F32) => gguf::GgufFormat::F32,
-        None | Some(FloatFormat::F16) => gguf::GgufFormat::F16,
-        Some(FloatFormat::Bf16) => gguf::GgufFormat::Bf16,
-        Some(FloatFormat::Q8_0) => gguf::GgufFormat::Q8_0,
-    };
+    let mix = dtype.map_or(GgufMix::F16, FileFormat::mix);
     let progress = ByteProgress::begin("converting", bytes)?;
-    gguf::write_folder(path, file, format, &|bytes| progress.tick(bytes))?;
+    let summary = gguf::write_folder(path, file, mix, &|bytes| progress.tick(bytes))?;
     drop(progress);
-    writeln!(out, "{}", file.display())?;
+    write!(out, "{}", render::export::gguf(file, &summary))?;
     Ok(CommandOutcome::Done)
 }
 

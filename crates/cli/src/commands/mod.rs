@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod evaluate;
 pub mod export;
 pub mod fetch;
+mod file_format;
 pub mod import;
 pub mod inspect;
 pub mod job;

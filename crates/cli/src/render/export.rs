@@ -1,11 +1,12 @@
 //! What `hearth export` wrote, as a page.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use trainer::export::gguf::GgufSummary;
 use trainer::export::merge::MergedModel;
 
-use crate::text::{DIM, PLAIN, TextPage};
+use crate::text::{DIM, PLAIN, TextPage, plural};
 
 /// A file that was written and proven.
 #[derive(Serialize)]
@@ -49,5 +50,28 @@ pub fn merged(merged: &MergedModel) -> String {
              steps of its format apart; what did not is the same to the byte"
         ),
     );
+    page.finish()
+}
+
+/// Draws the formats of a GGUF file.
+pub fn gguf(path: &Path, summary: &GgufSummary) -> String {
+    let mut page = TextPage::new();
+    let counted = |(format, n): (&String, &usize)| format!("{n} {format}");
+    let tensors: Vec<_> = summary.formats.iter().map(counted).collect();
+    page.row("model", PLAIN, &path.display().to_string());
+    page.row("tensors", PLAIN, &tensors.join(", "));
+    if !summary.fallbacks.is_empty() {
+        let n: usize = summary.fallbacks.values().sum();
+        let formats: Vec<_> = summary.fallbacks.iter().map(counted).collect();
+        page.line(
+            DIM,
+            &format!(
+                "the rows of {} are no multiple of the format's blocks; they have another, as \
+                 llama.cpp has them: {}",
+                plural(n, "tensor"),
+                formats.join(", ")
+            ),
+        );
+    }
     page.finish()
 }

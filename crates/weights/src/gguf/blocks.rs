@@ -5,7 +5,7 @@
 //! everything is little-endian.
 //!
 //! The order of the operations is that of the `gguf` Python package, so that the results are equal
-//! bit for bit. Values are turned into blocks in `write`, of the one format that hearth writes.
+//! bit for bit. `quantise` and `quantise_k` turn values into blocks, of the formats that hearth writes.
 
 use half::f16;
 

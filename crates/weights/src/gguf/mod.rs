@@ -16,6 +16,8 @@
 
 mod arrays;
 pub mod blocks;
+mod quantise;
+mod quantise_k;
 mod types;
 pub mod write;
 

@@ -1,17 +1,19 @@
 //! GGUF files onto the disk, in the layout that `mod.rs` draws. Tensors are asked for piece by piece
 //! and turned into their format on the way, so that no tensor is in memory whole, let alone a model.
 //!
-//! Formats are those that llama.cpp's own converter writes. Left out on purpose: blocks of fewer bits,
-//! which llama.cpp makes of such a file better than a plain rounding does.
+//! `quantise` makes blocks. Left out on purpose: blocks below four bits, which need an importance matrix to be of use.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
+use std::thread::{Builder, available_parallelism, scope};
 
-use half::{bf16, f16};
-
+use super::quantise::{largest, quantise};
 use super::types::{GgufValueType, ggml_type};
 use super::{DEFAULT_ALIGNMENT, GgufBlockFormat, MAGIC, VERSIONS};
+use crate::convert;
 use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
 use crate::tensor::{TensorEncoding, numel_of};
@@ -47,9 +49,24 @@ pub enum GgufFormat {
     Bf16,
     /// 32 values as integers of 8 bits with a scale.
     Q8_0,
+    /// 32 values as integers of 5 bits with a scale.
+    Q5_0,
+    /// 32 values as integers of 5 bits with a scale and an offset.
+    Q5_1,
+    /// 256 values as integers of 4 bits; each 32 have a scale and an offset.
+    Q4K,
+    /// 256 values as integers of 5 bits; each 32 have a scale and an offset.
+    Q5K,
+    /// 256 values as integers of 6 bits; each 16 have a scale.
+    Q6K,
 }
 
 impl GgufFormat {
+    /// Whether its blocks have 256 values.
+    pub fn is_k(self) -> bool {
+        matches!(self, Self::Q4K | Self::Q5K | Self::Q6K)
+    }
+
     /// The same as it is read.
     pub fn encoding(self) -> TensorEncoding {
         match self {
@@ -57,6 +74,11 @@ impl GgufFormat {
             Self::F16 => TensorEncoding::Plain(FileDtype::F16),
             Self::Bf16 => TensorEncoding::Plain(FileDtype::Bf16),
             Self::Q8_0 => TensorEncoding::Blocks(GgufBlockFormat::Q8_0),
+            Self::Q5_0 => TensorEncoding::Blocks(GgufBlockFormat::Q5_0),
+            Self::Q5_1 => TensorEncoding::Blocks(GgufBlockFormat::Q5_1),
+            Self::Q4K => TensorEncoding::Blocks(GgufBlockFormat::Q4K),
+            Self::Q5K => TensorEncoding::Blocks(GgufBlockFormat::Q5K),
+            Self::Q6K => TensorEncoding::Blocks(GgufBlockFormat::Q6K),
         }
     }
 }
@@ -79,6 +101,12 @@ impl GgufTensor {
         self.format.encoding().bytes_for(row)?;
         Some(EncodedSize { numel: count, bytes: self.format.encoding().bytes_for(count)? })
     }
+
+    /// Whole rows, which are whole blocks.
+    fn values_per_read(&self) -> u64 {
+        let row = self.shape.last().map_or(1, |row| (*row).max(1));
+        (CHUNK / row).max(1) * row
+    }
 }
 
 /// How many values a tensor has, and the bytes they take in the file.
@@ -87,11 +115,15 @@ struct EncodedSize {
     bytes: u64,
 }
 
-/// Gives some values of the tensor of that place in the list.
+/// Gives some values of the tensor of that place in the list: whole rows of it.
 pub type ReadValuesFn<'a> = &'a mut dyn FnMut(usize, Range<u64>) -> Result<Vec<f32>>;
 
-/// Values that are asked for at a time. Chosen: 4 MiB in f32, enough for a disk to keep streaming.
-const CHUNK: u64 = if cfg!(test) { 64 } else { 1 << 20 };
+/// Values that are asked for at a time, or a row if it has more. Chosen: 16 MiB in f32, enough for a disk to keep
+/// streaming and for starting threads not to matter.
+const CHUNK: u64 = if cfg!(test) { 64 } else { 4 << 20 };
+
+/// Values that a thread encodes at a time: whole blocks of every format. Chosen: a few milliseconds of the slowest format.
+const PIECE: usize = if cfg!(test) { 256 } else { 1 << 16 };
 
 /// Writes a file, its metadata and tensors in their order.
 pub fn write(
@@ -107,9 +139,9 @@ pub fn write(
     for ((index, tensor), EncodedSize { numel: count, bytes }) in
         tensors.iter().enumerate().zip(sizes)
     {
-        let mut first = 0;
+        let (mut first, step) = (0, tensor.values_per_read());
         while first < count {
-            let range = first..count.min(first + CHUNK);
+            let range = first..count.min(first + step);
             let numbers = read(index, range.clone())?;
             check(tensor, range.clone(), &numbers)?;
             file.write_all(&encode(tensor.format, &numbers)).map_err(io)?;
@@ -205,11 +237,7 @@ fn check(tensor: &GgufTensor, range: Range<u64>, numbers: &[f32]) -> Result<()> 
         let [needed, got] = [needed, got].map(|count| count * size_of::<f32>() as u64);
         return Err(WeightsError::BufferSize { name: name(), needed, got });
     }
-    let most = match tensor.format {
-        GgufFormat::F32 | GgufFormat::Bf16 => f32::MAX,
-        GgufFormat::F16 => f16::MAX.to_f32(),
-        GgufFormat::Q8_0 => f16::MAX.to_f32() * Q8_0_MOST,
-    };
+    let most = largest(tensor.format);
     match numbers.iter().find(|number| number.is_nan() || number.abs() > most) {
         Some(number) => Err(WeightsError::OutOfRange {
             name: name(),
@@ -220,31 +248,38 @@ fn check(tensor: &GgufTensor, range: Range<u64>, numbers: &[f32]) -> Result<()> 
     }
 }
 
+/// By as many threads as there are cores, or as the system gives.
 fn encode(format: GgufFormat, numbers: &[f32]) -> Vec<u8> {
-    let each = numbers.iter();
-    match format {
-        GgufFormat::F32 => each.flat_map(|number| number.to_le_bytes()).collect(),
-        GgufFormat::F16 => each.flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
-        GgufFormat::Bf16 => each.flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
-        GgufFormat::Q8_0 => numbers.chunks(BLOCK).flat_map(q8_0).collect(),
-    }
+    let bytes_for = |count: usize| {
+        let bytes = format.encoding().bytes_for(count as u64).expect("rows are whole blocks");
+        bytes as usize
+    };
+    let mut out = vec![0; bytes_for(numbers.len())];
+    let pieces = Mutex::new(numbers.chunks(PIECE).zip(out.chunks_mut(bytes_for(PIECE))));
+    let next = || pieces.lock().expect("no thread panics while it takes a piece").next();
+    let work = || {
+        while let Some((numbers, out)) = next() {
+            encode_piece(format, numbers, out);
+        }
+    };
+    let n_threads = available_parallelism().map_or(1, NonZero::get).min(numbers.len() / PIECE);
+    scope(|scope| {
+        for _ in 1..n_threads {
+            // One thread fewer is only slower.
+            _ = Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    out
 }
 
-/// Values of a block, and the largest integer in it. Taken: `block_q8_0` of llama.cpp.
-const BLOCK: usize = 32;
-const Q8_0_MOST: f32 = 127.0;
-
-/// `scale f16 | 32 signed integers of 8 bits`, in the order of operations of the `gguf` Python package.
-fn q8_0(numbers: &[f32]) -> [u8; 34] {
-    let largest = numbers.iter().fold(0.0, |most: f32, number| most.max(number.abs()));
-    let scale = largest / Q8_0_MOST;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut block = [0; 34];
-    block[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-    for (byte, number) in block[2..].iter_mut().zip(numbers) {
-        *byte = ((number * inverse).round() as i8).cast_unsigned();
+fn encode_piece(format: GgufFormat, numbers: &[f32], out: &mut [u8]) {
+    match format {
+        GgufFormat::F32 => convert::encode(numbers, FileDtype::F32, out),
+        GgufFormat::F16 => convert::encode(numbers, FileDtype::F16, out),
+        GgufFormat::Bf16 => convert::encode(numbers, FileDtype::Bf16, out),
+        _ => quantise(format, numbers, out),
     }
-    block
 }
 
 #[cfg(test)]

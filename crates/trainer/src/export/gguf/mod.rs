@@ -1,22 +1,25 @@
 //! A language model as a GGUF file, for llama.cpp and programs based on it. Metadata, names and the order of rows
 //! are those of llama.cpp's `convert_hf_to_gguf.py`; `vocabulary` has the tokenizer, `weights::gguf` the file
-//! format. `adapter` writes a LoRA alone.
+//! format, `mix` says which tensor has which. `adapter` writes a LoRA alone.
 //!
-//! Left out on purpose: quantisation below 8 bits, which llama.cpp's `llama-quantize` does.
+//! Left out on purpose: importance matrices, and the formats that need one.
 
 mod adapter;
+mod mix;
 mod vocabulary;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use weights::gguf::write::{self, GgufTensor, GgufValue};
+use weights::gguf::write::{self, GgufFormat, GgufTensor, GgufValue};
 use weights::load::load_f32;
 use weights::{BytesDoneFn, WeightsError};
 
 pub use adapter::write_adapter;
-pub use weights::gguf::write::GgufFormat;
+pub use mix::GgufMix;
 
+use self::mix::MixedFormat;
 use crate::error::{Result, TrainerError};
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::names::{self, ROPE_FACTORS};
@@ -39,36 +42,54 @@ pub struct GgufModel<'a> {
 /// Reads some values of a tensor by name.
 pub type ReadTensorFn<'a> = &'a mut dyn FnMut(&str, Range<u64>) -> weights::Result<Vec<f32>>;
 
-/// Writes a model, its matrices in `format` and all else in f32. The file appears when it is complete.
+/// What a file was written in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GgufSummary {
+    /// Tensors of each format, by its name.
+    pub formats: BTreeMap<String, usize>,
+    /// Matrices whose rows are no whole blocks of the format that the mix has for them, by the format they have instead.
+    pub fallbacks: BTreeMap<String, usize>,
+}
+
+/// Writes a model, its matrices as `mix` says and all else in f32. The file appears when it is complete.
 pub fn write(
     out: &Path,
     model: GgufModel<'_>,
-    format: GgufFormat,
+    mix: GgufMix,
     read: ReadTensorFn<'_>,
-) -> Result<()> {
-    let mut metadata = settings(model, format);
+) -> Result<GgufSummary> {
+    let mut metadata = settings(model, mix);
     metadata.extend(vocabulary::metadata(model.tokenizer, model.config)?);
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
+    let mut summary = GgufSummary::default();
     if let Some(divisors) = divisors(model.config) {
         let (name, shape) = (ROPE_FACTORS.into(), vec![divisors.len() as u64]);
         tensors.push(GgufTensor { name, shape, format: GgufFormat::F32 });
         sources.push(GgufTensorSource::Divisors(divisors));
     }
     for (name, shape) in model.tensors {
-        tensors.push(gguf_tensor(name, shape, format)?);
+        let name_there = gguf_name(name)?;
+        let MixedFormat { format, is_fallback } = mix.format(model.config, &name_there, shape);
+        if is_fallback {
+            *summary.fallbacks.entry(format.encoding().to_string()).or_default() += 1;
+        }
+        tensors.push(GgufTensor { name: name_there, shape: shape.clone(), format });
         sources.push(GgufTensorSource::of(model.config, name, shape));
     }
+    for tensor in &tensors {
+        *summary.formats.entry(tensor.format.encoding().to_string()).or_default() += 1;
+    }
     write::write(out, &metadata, &tensors, &mut |index, range| sources[index].read(range, read))?;
-    Ok(())
+    Ok(summary)
 }
 
 /// Writes the model of a transformers folder.
 pub fn write_folder(
     folder: &Path,
     out: &Path,
-    format: GgufFormat,
+    mix: GgufMix,
     tick: BytesDoneFn<'_>,
-) -> Result<()> {
+) -> Result<GgufSummary> {
     let (base, tokenizer) = (LanguageModel::open(folder)?, Tokenizer::open(folder)?);
     let Some(catalog) = base.catalog().filter(|_| folder.is_dir()) else {
         let problem = format!("not a model folder: {}", folder.display());
@@ -84,7 +105,7 @@ pub fn write_folder(
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let (config, tokenizer, tensors) = (&base.config, &tokenizer, &tensors[..]);
     let model = GgufModel { name: &name, config, tokenizer, tensors };
-    write(out, model, format, &mut |name, range| {
+    write(out, model, mix, &mut |name, range| {
         let tensor = catalog.find(name)?;
         let bytes = tensor.encoding.bytes_for(range.end - range.start);
         if !tick(bytes.unwrap_or(0)) {
@@ -94,16 +115,7 @@ pub fn write_folder(
     })
 }
 
-/// What `general.file_type` and `general.quantization_version` say. Taken: `llama_ftype` of llama.cpp's
-/// `llama.h`, and `GGML_QNT_VERSION`.
-fn file_type(format: GgufFormat) -> u32 {
-    match format {
-        GgufFormat::F32 => 0,
-        GgufFormat::F16 => 1,
-        GgufFormat::Q8_0 => 7,
-        GgufFormat::Bf16 => 32,
-    }
-}
+/// What `general.quantization_version` says. Taken: `GGML_QNT_VERSION`.
 const BLOCKS_VERSION: u32 = 2;
 
 /// A family's name in GGUF, where Mistral is `llama`.
@@ -115,12 +127,12 @@ fn architecture(family: LanguageFamily) -> &'static str {
     }
 }
 
-fn settings(model: GgufModel<'_>, format: GgufFormat) -> Vec<(String, GgufValue)> {
+fn settings(model: GgufModel<'_>, mix: GgufMix) -> Vec<(String, GgufValue)> {
     let (config, architecture) = (model.config, architecture(model.config.family));
     let mut all = vec![
         ("general.architecture".to_owned(), GgufValue::Text(architecture.into())),
         ("general.name".to_owned(), GgufValue::Text(model.name.into())),
-        ("general.file_type".to_owned(), GgufValue::U32(file_type(format))),
+        ("general.file_type".to_owned(), GgufValue::U32(mix.file_type())),
         ("general.quantization_version".to_owned(), GgufValue::U32(BLOCKS_VERSION)),
     ];
     let size = |size: usize| GgufValue::U32(u32::try_from(size).unwrap_or(u32::MAX));
@@ -154,22 +166,15 @@ fn divisors(config: &LlamaConfig) -> Option<Vec<f32>> {
     Some(plain.frequencies.iter().map(divisor).collect())
 }
 
-/// A tensor by its name there. Vectors are f32 always, and rows that are no whole blocks f16, as
-/// llama.cpp has them.
-fn gguf_tensor(name: &str, shape: &[u64], format: GgufFormat) -> Result<GgufTensor> {
+/// A tensor's name there.
+fn gguf_name(name: &str) -> Result<String> {
     let stored = names::gguf_name(name);
     if stored == name {
         let problem = format!("tensor {name} has no name in GGUF");
         let hint = "this is a bug in hearth, please report it";
         return Err(TrainerError::Request { problem, hint });
     }
-    let is_whole = |row: u64| format.encoding().bytes_for(row).is_some();
-    let format = match shape {
-        [_, row] if is_whole(*row) => format,
-        [_, _] => GgufFormat::F16,
-        _ => GgufFormat::F32,
-    };
-    Ok(GgufTensor { name: stored, shape: shape.into(), format })
+    Ok(stored)
 }
 
 /// Where a tensor's values come from.

@@ -25,16 +25,16 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Writes a model in a format; gives what reads it again, and holds the file.
-fn written(name: &str, format: GgufFormat) -> (tempfile::TempDir, LanguageModel, Tokenizer) {
+fn written(name: &str, mix: GgufMix) -> (tempfile::TempDir, LanguageModel, Tokenizer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    write_folder(&golden(name), &path, format, &|_| true).unwrap();
+    write_folder(&golden(name), &path, mix, &|_| true).unwrap();
     let (base, tokenizer) = (LanguageModel::open(&path).unwrap(), Tokenizer::open(&path).unwrap());
     (folder, base, tokenizer)
 }
 
 fn check(name: &str, expected: &ExpectedGguf) {
-    let (_folder, ours, tokenizer) = written(name, GgufFormat::F32);
+    let (_folder, ours, tokenizer) = written(name, GgufMix::F32);
     let theirs = LanguageModel::open(&golden(name)).unwrap();
     let family = match theirs.config.family {
         LanguageFamily::Mistral => LanguageFamily::Llama,
@@ -78,7 +78,7 @@ fn names_values_and_tokens_are_read_back() {
 fn rows_of_queries_and_keys_are_permuted() {
     let theirs = component(&golden("llama"));
     for (name, format, is_permuted) in
-        [("llama", GgufFormat::F32, true), ("qwen2", GgufFormat::F32, false)]
+        [("llama", GgufMix::F32, true), ("qwen2", GgufMix::F32, false)]
     {
         let (_folder, ours, _) = written(name, format);
         let theirs = if is_permuted { &theirs } else { &component(&golden(name)) };
@@ -104,22 +104,94 @@ fn component(folder: &Path) -> Catalog {
 
 #[test]
 fn matrices_have_the_format_and_vectors_are_f32() {
-    for format in [GgufFormat::F16, GgufFormat::Bf16, GgufFormat::Q8_0] {
-        let (_folder, ours, _) = written("llama3", format);
+    for mix in [GgufMix::F16, GgufMix::Bf16, GgufMix::Q8_0] {
+        let (_folder, ours, _) = written("llama3", mix);
         for tensor in &ours.catalog().unwrap().tensors {
             let is_matrix = tensor.shape.len() == 2;
-            let expected = if is_matrix { format } else { GgufFormat::F32 };
+            let expected = if is_matrix { mix.most() } else { GgufFormat::F32 };
             assert_eq!(tensor.encoding, expected.encoding(), "{}", tensor.name);
         }
     }
-    let narrow = gguf_tensor("lm_head.weight", &[4, 33], GgufFormat::Q8_0).unwrap();
-    assert_eq!(narrow.format, GgufFormat::F16);
+}
+
+/// What llama.cpp made of a model by a mix: see `generate_mixes.py`.
+#[derive(Deserialize)]
+struct ExpectedMix {
+    family: String,
+    heads: [usize; 2],
+    n_layers: usize,
+    is_tied: bool,
+    /// Shapes of tensors by name, but for the block's index.
+    shapes: BTreeMap<String, Vec<u64>>,
+    /// By mix and matrix, the formats of all layers, as `3 Q6_K, 5 Q4_K`.
+    formats: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+#[test]
+fn mixes_are_those_of_llama_cpp() {
+    let text = std::fs::read_to_string(golden("mixes.json")).unwrap();
+    let all: BTreeMap<String, ExpectedMix> = serde_json::from_str(&text).unwrap();
+    let plain = LanguageModel::open(&golden("llama")).unwrap().config;
+    let mut n_checked = 0;
+    for (name, case) in &all {
+        let config = LlamaConfig {
+            family: serde_json::from_value(case.family.clone().into()).unwrap(),
+            num_attention_heads: case.heads[0],
+            num_key_value_heads: case.heads[1],
+            num_hidden_layers: case.n_layers,
+            tie_word_embeddings: case.is_tied,
+            ..plain.clone()
+        };
+        for (mix, expected) in &case.formats {
+            let mix = match mix.as_str() {
+                "q8_0" => GgufMix::Q8_0,
+                "q6_k" => GgufMix::Q6K,
+                "q5_k_m" => GgufMix::Q5KM,
+                "q5_k_s" => GgufMix::Q5KS,
+                "q4_k_m" => GgufMix::Q4KM,
+                "q4_k_s" => GgufMix::Q4KS,
+                other => panic!("{other}"),
+            };
+            for (tensor, formats) in expected {
+                for (index, format) in layers(formats).into_iter().enumerate() {
+                    let stored = tensor.replace('#', &index.to_string());
+                    let found = mix.format(&config, &stored, &case.shapes[tensor]).format;
+                    assert_eq!(found.encoding().to_string(), format, "{name} {mix:?} {stored}");
+                    n_checked += 1;
+                }
+            }
+        }
+    }
+    assert!(n_checked > 2000, "{n_checked}");
+}
+
+fn layers(runs: &str) -> Vec<&str> {
+    runs.split(", ")
+        .flat_map(|run| {
+            let (n, format) = run.split_once(' ').unwrap();
+            vec![format; n.parse().unwrap()]
+        })
+        .collect()
+}
+
+#[test]
+fn narrow_matrices_fall_back_and_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let summary = write_folder(&golden("llama"), &path, GgufMix::Q4KM, &|_| true).unwrap();
+    // Rows of 32 and 64: what would be Q4_K is Q5_0. Output, values and the last matmul of the second layer are Q8_0.
+    let n_fallbacks: usize = summary.fallbacks.values().sum();
+    let n_vectors = summary.formats["F32"];
+    let counts = [&summary.formats["Q5_0"], &summary.formats["Q8_0"], &n_vectors].map(|n| *n);
+    assert_eq!((counts, n_fallbacks), ([13, 3, 5], 15));
+    let again = LanguageModel::open(&path).unwrap();
+    assert_eq!(again.catalog().unwrap().metadata["general.file_type"], "15");
 }
 
 #[test]
 fn special_tokens_and_templates_are_named() {
     let metadata = |name: &str| {
-        let (_folder, ours, _) = written(name, GgufFormat::F16);
+        let (_folder, ours, _) = written(name, GgufMix::F16);
         ours.catalog().unwrap().metadata.clone()
     };
     let qwen = metadata("qwen2");
@@ -153,7 +225,7 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     let write = || {
         std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
         let out = folder.path().join("model.gguf");
-        let done = write_folder(folder.path(), &out, GgufFormat::F16, &|_| true);
+        let done = write_folder(folder.path(), &out, GgufMix::F16, &|_| true);
         assert!(!out.exists());
         done
     };
@@ -161,7 +233,7 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     assert_eq!(error, "llama.cpp has no pre-tokenizer like that of this model");
     // Cancelling leaves nothing behind either.
     let out = folder.path().join("model.gguf");
-    let error = write_folder(&golden("llama"), &out, GgufFormat::F16, &|_| false).unwrap_err();
+    let error = write_folder(&golden("llama"), &out, GgufMix::F16, &|_| false).unwrap_err();
     assert_eq!(error.to_string(), "interrupted");
     assert!(!out.exists());
 }
@@ -191,8 +263,8 @@ fn an_adapter_fits_the_base_that_was_written() {
         assert_eq!(write_adapter(&base, "test", &lora).unwrap(), 2);
         let tokenizer = Tokenizer::open(&golden(name)).unwrap();
         write_merged(&base, &tokenizer, weights::FileDtype::F32, &merged, &|_| true).unwrap();
-        write_folder(&merged, &whole, GgufFormat::F32, &|_| true).unwrap();
-        let (_held, plain, _) = written(name, GgufFormat::F32);
+        write_folder(&merged, &whole, GgufMix::F32, &|_| true).unwrap();
+        let (_held, plain, _) = written(name, GgufMix::F32);
         let (lora, whole) = (Catalog::open(&lora).unwrap(), Catalog::open(&whole).unwrap());
         let alpha: f32 = lora.metadata["adapter.lora.alpha"].parse().unwrap();
         assert_eq!(alpha, if alphas[0] == alphas[1] { alphas[0] } else { 0.0 });
