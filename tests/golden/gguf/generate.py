@@ -7,7 +7,7 @@ Made with Python 3.11, torch 2.15, transformers 5.22.2, tokenizers 0.23.3 and sa
 fixed seeds. The proof also needs gguf 0.19.0 and llama-cpp-python 0.3.36: every file must be read by the
 `gguf` package, give the logits of transformers in llama.cpp and in transformers itself, and llama.cpp's
 tokenizer must give the ids of `tokenizers`. Files in a mix must have the formats that llama.cpp's quantiser gives each
-tensor, no larger errors, and the logits of its file.
+tensor, no larger errors, and the logits of its file. A file that becomes a folder again must give the same logits.
 
 NAME/config.json, model.safetensors (bf16), tokenizer.json, tokenizer_config.json   the models
 expected.json   for each, what GGUF calls its tensors by the `gguf` package, and ids of TEXT
@@ -247,6 +247,22 @@ def prove_mix(program, mix):
         assert worst <= 1.02 and apart(logits[1], logits[2]) < 1e-3
 
 
+def prove_folder(program, name):
+    """A GGUF file as a folder again: transformers finds the logits of the original, and the ids."""
+    with torch.no_grad(), tempfile.TemporaryDirectory() as place:
+        path, folder = Path(place) / "model.gguf", Path(place) / "model"
+        for source, out in [(HERE / name, path), (path, folder)]:
+            more = ["--dtype", "f32"] if source != path else []
+            subprocess.run([program, "convert", source, "--out", out, *more], check=True, stdout=subprocess.DEVNULL)
+        ids = transformers.AutoTokenizer.from_pretrained(folder)(TEXT).input_ids
+        assert ids == json.loads((HERE / "expected.json").read_text())[name]["ids"], (name, ids)
+        found, expected = [transformers.AutoModelForCausalLM.from_pretrained(it, dtype=torch.float32)(
+            torch.tensor([ids])).logits for it in [folder, HERE / name]]
+        off = ((found - expected).abs().max() / expected.abs().max()).item()
+        print(f"{name}: as a folder again {off:.1e}")
+        assert off < 1e-6
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--prove", metavar="PROGRAM")
@@ -259,6 +275,7 @@ def main():
     for name in MODELS:
         for format, allowed in [("f32", 2e-3), ("f16", 5e-3), ("bf16", 1e-2), ("q8_0", 5e-2)]:
             prove(program, name, format, allowed)
+        prove_folder(program, name)
     for mix in MIXES:
         prove_mix(program, mix)
 

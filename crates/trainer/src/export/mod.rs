@@ -1,7 +1,8 @@
 //! Adapters for other programs. Each file is read back by the rules of the program it is for, and compared: a key
 //! that its reader does not know would silently change the image. `merge/` merges an adapter into its base,
 //! `card/` writes the model card, `sample_command` the command line that uses a result, `language` exports language
-//! models, `model` whole diffusion models, and `adapter_checkpoint` the adapter of a checkpoint.
+//! models, `mlx` and `ollama` do so for these programs, `model` whole diffusion models, and `adapter_checkpoint` the adapter
+//! of a checkpoint.
 //!
 //! ```text
 //! OUT/
@@ -17,7 +18,9 @@ pub(crate) mod fuse;
 pub mod gguf;
 pub mod language;
 pub mod merge;
+pub mod mlx;
 pub mod model;
+pub mod ollama;
 pub mod sample_command;
 mod settings;
 

@@ -161,6 +161,16 @@ impl Tokenizer {
         &self.settings.eos
     }
 
+    /// The texts of tokens that a model stops at.
+    pub(crate) fn eos_texts(&self) -> Vec<String> {
+        self.settings.eos.iter().filter_map(|id| self.token(*id)).collect()
+    }
+
+    /// A token's text.
+    pub(crate) fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// Its `tokenizer.json`.
     pub(crate) fn json(&self) -> &[u8] {
         &self.json

@@ -1,25 +1,26 @@
 //! A language model as a GGUF file, for llama.cpp and programs based on it. Metadata, names and the order of rows
 //! are those of llama.cpp's `convert_hf_to_gguf.py`; `vocabulary` has the tokenizer, `weights::gguf` the file
-//! format, `mix` says which tensor has which. `adapter` writes a LoRA alone.
+//! format, `mix` says which tensor has which, `reader` has the values. `adapter` writes a LoRA alone.
 //!
 //! Left out on purpose: importance matrices, and the formats that need one.
 
 mod adapter;
 mod mix;
+mod reader;
 mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use weights::BytesDoneFn;
 use weights::gguf::write::{self, GgufFormat, GgufTensor, GgufValue};
-use weights::load::load_f32;
-use weights::{BytesDoneFn, WeightsError};
 
 pub use adapter::write_adapter;
 pub use mix::GgufMix;
 
 use self::mix::MixedFormat;
+use self::reader::MergedReader;
 use crate::error::{Result, TrainerError};
 use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::names::{self, ROPE_FACTORS};
@@ -83,16 +84,27 @@ pub fn write(
     Ok(summary)
 }
 
-/// Writes the model of a transformers folder.
+/// Writes the model of a transformers folder, or of a GGUF file in other formats.
 pub fn write_folder(
-    folder: &Path,
+    path: &Path,
     out: &Path,
     mix: GgufMix,
     tick: BytesDoneFn<'_>,
 ) -> Result<GgufSummary> {
-    let (base, tokenizer) = (LanguageModel::open(folder)?, Tokenizer::open(folder)?);
-    let Some(catalog) = base.catalog().filter(|_| folder.is_dir()) else {
-        let problem = format!("not a model folder: {}", folder.display());
+    let base = LanguageModel::open(path)?;
+    write_model(&base, &Tokenizer::open(path)?, mix, out, tick)
+}
+
+/// Writes a model with its adapter merged.
+pub fn write_model(
+    base: &LanguageModel,
+    tokenizer: &Tokenizer,
+    mix: GgufMix,
+    out: &Path,
+    tick: BytesDoneFn<'_>,
+) -> Result<GgufSummary> {
+    let Some(mut reader) = MergedReader::new(base, tick)? else {
+        let problem = format!("not a model folder: {}", base.path.display());
         let hint = "give a folder with config.json, tokenizer.json and .safetensors files";
         return Err(TrainerError::Request { problem, hint });
     };
@@ -102,17 +114,10 @@ pub fn write_folder(
         .into_iter()
         .map(|want| (want.name.clone(), sizes(want.shape.sizes())))
         .collect();
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let (config, tokenizer, tensors) = (&base.config, &tokenizer, &tensors[..]);
-    let model = GgufModel { name: &name, config, tokenizer, tensors };
-    write(out, model, mix, &mut |name, range| {
-        let tensor = catalog.find(name)?;
-        let bytes = tensor.encoding.bytes_for(range.end - range.start);
-        if !tick(bytes.unwrap_or(0)) {
-            return Err(WeightsError::Cancelled);
-        }
-        load_f32(catalog, tensor, range)
-    })
+    let file = if base.path.is_file() { base.path.file_stem() } else { base.path.file_name() };
+    let name = file.unwrap_or_default().to_string_lossy();
+    let model = GgufModel { name: &name, config: &base.config, tokenizer, tensors: &tensors };
+    write(out, model, mix, &mut |name, range| reader.read(name, range))
 }
 
 /// What `general.quantization_version` says. Taken: `GGML_QNT_VERSION`.

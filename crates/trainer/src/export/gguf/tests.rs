@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use weights::Catalog;
+use weights::load::load_f32;
 
 use super::*;
 
@@ -280,6 +281,72 @@ fn an_adapter_fits_the_base_that_was_written() {
                     (0..rank).map(|r| b[row * rank + r] * a[r * width + column]).sum::<f32>();
                 assert!((old + scale * added - new).abs() < 1e-5, "{name} {stored} {at}");
             }
+        }
+    }
+}
+
+/// A file becomes a folder again, and a file in other formats.
+#[test]
+fn a_file_becomes_a_folder_with_its_values() {
+    use crate::export::language::write_merged;
+
+    for name in ["llama", "llama3", "pieces", "qwen2", "qwen3"] {
+        let (folder, ours, tokenizer) = written(name, GgufMix::F32);
+        let out = folder.path().join("model");
+        write_merged(&ours, &tokenizer, weights::FileDtype::F32, &out, &|_| true).unwrap();
+        let [again, plain] = [&out, &golden(name)].map(|it| LanguageModel::open(it).unwrap());
+        assert_eq!(again.config, ours.config, "{name}");
+        let catalogs = [&again, &plain].map(|base| base.catalog().unwrap());
+        for tensor in &catalogs[1].tensors {
+            let [a, b] = catalogs.map(|catalog| values(catalog, &tensor.name));
+            assert!(a == b, "{name} {}", tensor.name);
+        }
+        let ids = |path: &Path| Tokenizer::open(path).unwrap().encode(TEXT).unwrap();
+        assert_eq!(ids(&out), ids(&golden(name)), "{name}");
+        let small = folder.path().join("small.gguf");
+        let summary = write_folder(&ours.path, &small, GgufMix::Q8_0, &|_| true).unwrap();
+        let (_folder, direct, _) = written(name, GgufMix::Q8_0);
+        let small = Catalog::open(&small).unwrap();
+        for tensor in &direct.catalog().unwrap().tensors {
+            assert_eq!(
+                values(&small, &tensor.name),
+                values(direct.catalog().unwrap(), &tensor.name)
+            );
+        }
+        assert!(summary.formats["Q8_0"] > 10 && summary.fallbacks.is_empty());
+    }
+}
+
+/// What is merged on the way is what a merged folder holds.
+#[test]
+fn a_merged_file_is_that_of_the_merged_folder() {
+    use crate::export::language::write_merged;
+    use crate::model::adapter::LayerWeights;
+
+    let some = |n: usize| (0..n).map(|at| (at as f32 * 0.37).sin()).collect();
+    let layer = |n_out: usize| LayerWeights::lora(2, 4.0, some(2 * 32), some(n_out * 2));
+    let modules = [("self_attn.q_proj", 32), ("mlp.up_proj", 64)];
+    let layers = modules.map(|(it, n_out)| (format!("model.layers.1.{it}"), layer(n_out)));
+    let folder = tempfile::tempdir().unwrap();
+    let [plain, merged, expected] =
+        ["plain.gguf", "merged", "expected.gguf"].map(|it| folder.path().join(it));
+    write_folder(&golden("llama"), &plain, GgufMix::F32, &|_| true).unwrap();
+    for path in [&golden("llama"), &plain] {
+        let mut base = LanguageModel::open(path).unwrap();
+        let tokenizer = Tokenizer::open(path).unwrap();
+        base.set_adapter(layers.clone().into());
+        let out = folder.path().join("out.gguf");
+        write_model(&base, &tokenizer, GgufMix::F32, &out, &|_| true).unwrap();
+        _ = std::fs::remove_dir_all(&merged);
+        write_merged(&base, &tokenizer, weights::FileDtype::F32, &merged, &|_| true).unwrap();
+        write_folder(&merged, &expected, GgufMix::F32, &|_| true).unwrap();
+        let [out, expected] = [&out, &expected].map(|it| Catalog::open(it).unwrap());
+        for tensor in &expected.tensors {
+            assert!(
+                values(&out, &tensor.name) == values(&expected, &tensor.name),
+                "{}",
+                tensor.name
+            );
         }
     }
 }
