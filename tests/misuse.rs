@@ -380,7 +380,7 @@ const ADAPTERS: &[Row] = &[
 /// Files that are read, and files that cannot be written.
 const FILES: &[Row] = &[
     (1, "convert DIR/nowhere.pt --out DIR/x.safetensors", &["DIR/nowhere.pt", "No such file"]),
-    (2, "convert PIPELINE/lora.safetensors", &["--out <FILE>"]),
+    (2, "convert PIPELINE/lora.safetensors", &["--out <PATH>"]),
     (
         1,
         "convert PIPELINE/lora.safetensors --out DIR/images/",

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use trainer::TrainerError;
+use trainer::export::gguf::GgufMix;
 use trainer::export::merge::{AdapterMerge, MergedModel};
 use trainer::export::{ExportedFile, can_hold, export};
 use trainer::model::adapter::AdapterFormat;
@@ -15,6 +16,7 @@ use trainer::model::adapter::read::AdapterFile;
 use trainer::model::{self, OpenModel};
 use trainer::train::full::FullCheckpoint;
 
+use super::file_format::FileFormat;
 use super::model_arg::ModelArg;
 use super::named_value::{self, NamedValue};
 use super::parts::PartArgs;
@@ -37,7 +39,9 @@ Examples:
   hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
   hearth export notes --base Qwen3-4B --merge --out Qwen3-4B-notes
+  hearth export notes --base Qwen3-4B --merge --out notes-q4.gguf --dtype q4_k_m
   hearth export notes --base Qwen3-4B --out notes.gguf       # llama-cli --lora notes.gguf
+  hearth export notes --base Qwen3-4B --format ollama --dtype q4_k_m --out notes-ollama
   hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
 pub struct ExportArgs {
     /// Adapter: a file, a PEFT folder, the folder of a run, or one of its checkpoints
@@ -51,21 +55,26 @@ pub struct ExportArgs {
     #[command(flatten)]
     parts: PartArgs,
 
-    /// Output folder; of a language model's LoRA also a .gguf file, for llama.cpp and Ollama
+    /// Output folder; of a language model's LoRA, or of it merged, also a .gguf file for llama.cpp
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
 
-    /// Programs to write for; adapters of language models are for PEFT only [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = named_value::parser::<AdapterFormat>())]
-    format: Vec<AdapterFormat>,
+    /// Programs to write for; adapters of language models are for peft, mlx and ollama [default: all for images, peft for
+    /// language]
+    #[arg(long, value_delimiter = ',', value_parser = named_value::parser::<ExportFormat>())]
+    format: Vec<ExportFormat>,
 
     /// Prefix of kohya and ComfyUI file names [default: the adapter's name]
     #[arg(long)]
     name: Option<String>,
 
     /// Merge the adapter into the base, and write the whole model into a new folder
-    #[arg(long, conflicts_with_all = ["format", "name"])]
+    #[arg(long, conflicts_with = "name")]
     merge: bool,
+
+    /// Number format of a whole model as a GGUF file: with --merge and a .gguf file, or for ollama [default: f16]
+    #[arg(long)]
+    dtype: Option<FileFormat>,
 
     /// Accept NaN or infinite values, as a run that diverged has them
     #[arg(long)]
@@ -76,11 +85,49 @@ pub struct ExportArgs {
     json: bool,
 }
 
+/// A program that adapters are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportFormat {
+    Adapter(AdapterFormat),
+    Mlx,
+    Ollama,
+}
+
 impl ExportArgs {
     /// Whether a GGUF file is asked for.
     fn is_gguf(&self) -> bool {
-        let ending = self.out.extension().unwrap_or_default();
-        !self.merge && ending.eq_ignore_ascii_case("gguf")
+        self.out.extension().unwrap_or_default().eq_ignore_ascii_case("gguf")
+    }
+
+    /// The formats of GGUF files.
+    fn mix(&self) -> GgufMix {
+        self.dtype.map_or(GgufMix::F16, FileFormat::mix)
+    }
+
+    /// What is asked for together must be possible together.
+    fn check(&self) -> Result<(), Failure> {
+        let is_ollama = self.format.contains(&ExportFormat::Ollama);
+        let other = self.format.iter().find(|format| **format != ExportFormat::Ollama);
+        if let Some(other) = other.filter(|_| self.merge) {
+            let problem = format!(
+                "--format {} is for adapters, --merge writes a whole model",
+                named_value::value_name(other)
+            );
+            let hint = "leave --format out; the folder loads in transformers, diffusers and mlx-lm";
+            return Err(TrainerError::Request { problem, hint }.into());
+        }
+        if is_ollama && self.is_gguf() {
+            let problem =
+                format!("--out is {}, --format ollama writes a folder", self.out.display());
+            let hint = "give a folder; it will hold GGUF files and a Modelfile";
+            return Err(TrainerError::Request { problem, hint }.into());
+        }
+        if self.dtype.is_some() && !is_ollama && !(self.merge && self.is_gguf()) {
+            let problem = "--dtype is for whole models as GGUF files".to_owned();
+            let hint = "leave it out, or give --format ollama, or --merge with --out NAME.gguf";
+            return Err(TrainerError::Request { problem, hint }.into());
+        }
+        Ok(())
     }
 
     fn open_adapter(&self) -> trainer::Result<AdapterFile> {
@@ -89,10 +136,11 @@ impl ExportArgs {
 }
 
 pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    if arguments.is_gguf() {
+    arguments.check()?;
+    if arguments.is_gguf() && !arguments.merge {
         return language::run_gguf(arguments, out);
     }
-    if arguments.out.is_file() {
+    if arguments.out.is_file() && !arguments.is_gguf() {
         let problem = format!("--out is a file, expected a folder: {}", arguments.out.display());
         let hint = "choose a folder; it is made if it is not there";
         return Err(TrainerError::Request { problem, hint }.into());
@@ -113,6 +161,7 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
         let problem = format!("--name is {name:?}, accepted is the beginning of a file name");
         return Err(TrainerError::Request { problem, hint: "give the folder with --out" }.into());
     }
+    let formats = image_formats(arguments)?;
     pipeline.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge {
         return run_merge(arguments, AdapterMerge::plan(&pipeline)?, out);
@@ -122,7 +171,7 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
         || Path::new(&adapter).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
-    let is_wanted = |format: &AdapterFormat| match &arguments.format[..] {
+    let is_wanted = |format: &AdapterFormat| match &formats[..] {
         [] => can_hold(&pipeline, *format),
         typed => typed.contains(format),
     };
@@ -132,6 +181,22 @@ pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome
         rows.push(ExportRow::new(format, exported));
     }
     show(arguments, &rows, out)
+}
+
+/// The formats as typed, all of which are for image models.
+fn image_formats(arguments: &ExportArgs) -> Result<Vec<AdapterFormat>, Failure> {
+    if arguments.merge && arguments.is_gguf() {
+        let problem = format!("image models are not written as GGUF: {}", arguments.out.display());
+        return Err(TrainerError::Request { problem, hint: "give a folder with --out" }.into());
+    }
+    let each = arguments.format.iter().map(|format| match format {
+        ExportFormat::Adapter(format) => Ok(*format),
+        other => Err(TrainerError::Request {
+            problem: format!("--format {} is for language models", named_value::value_name(other)),
+            hint: "choose from diffusers, peft, kohya and comfyui",
+        }),
+    });
+    Ok(each.collect::<Result<_, _>>()?)
 }
 
 impl ExportRow {

@@ -6,6 +6,8 @@ use trainer::model::adapter::AdapterFormat;
 use trainer::model::offload::Offload;
 use trainer::model::recompute::Recompute;
 
+use super::export::ExportFormat;
+
 /// A type with a word for each value that can be typed.
 pub trait NamedValue: Copy + PartialEq + Send + Sync + 'static {
     /// The words, in the order of the help.
@@ -43,6 +45,17 @@ impl NamedValue for AdapterFormat {
         ("peft", Self::Peft),
         ("kohya", Self::Kohya),
         ("comfyui", Self::Comfyui),
+    ];
+}
+
+impl NamedValue for ExportFormat {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("diffusers", Self::Adapter(AdapterFormat::Diffusers)),
+        ("peft", Self::Adapter(AdapterFormat::Peft)),
+        ("kohya", Self::Adapter(AdapterFormat::Kohya)),
+        ("comfyui", Self::Adapter(AdapterFormat::Comfyui)),
+        ("mlx", Self::Mlx),
+        ("ollama", Self::Ollama),
     ];
 }
 

@@ -1,10 +1,13 @@
 //! What `hearth export` wrote, as a page.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::json;
 use trainer::export::gguf::GgufSummary;
 use trainer::export::merge::MergedModel;
+use trainer::export::ollama::OllamaFolder;
 
 use crate::text::{DIM, PLAIN, TextPage, plural};
 
@@ -74,4 +77,28 @@ pub fn gguf(path: &Path, summary: &GgufSummary) -> String {
         );
     }
     page.finish()
+}
+
+/// Prints what was written for Ollama, as a page or as one JSON object.
+pub fn show_ollama(written: &OllamaFolder, is_json: bool, out: &mut dyn Write) -> io::Result<()> {
+    let OllamaFolder { path, model, n_layers, template } = written;
+    if is_json {
+        let model = model.as_ref().map(|(path, summary)| {
+            json!({ "path": path, "formats": summary.formats, "fallbacks": summary.fallbacks })
+        });
+        let row = json!({ "path": path, "model": model, "layers": n_layers, "template": template });
+        return writeln!(out, "{row}");
+    }
+    if let Some((path, summary)) = model {
+        write!(out, "{}", gguf(path, summary))?;
+    }
+    let mut page = TextPage::new();
+    if *n_layers > 0 {
+        page.row("adapter", PLAIN, &format!("{n_layers} layers"));
+    }
+    page.row("Modelfile", PLAIN, &path.display().to_string());
+    let template =
+        template.unwrap_or("not one that is known: Ollama looks for it in the GGUF file");
+    page.row("template", PLAIN, template);
+    write!(out, "{}", page.finish())
 }

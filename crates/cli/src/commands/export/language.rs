@@ -1,19 +1,22 @@
 //! `hearth export` of a language model's adapter.
 
 use std::io::Write;
+use std::path::Path;
 
 use serde_json::json;
 use trainer::TrainerError;
-use trainer::export::gguf;
+use trainer::export::gguf::{self, GgufSummary};
 use trainer::export::language::{write_adapter, write_merged};
 use trainer::export::merge::AdapterMerge;
+use trainer::export::{mlx, ollama};
 use trainer::model::llama::language_model::LanguageModel;
 use trainer::text::Tokenizer;
 
-use super::{ExportArgs, ExportRow, run_merge, show};
+use super::{ExportArgs, ExportFormat, ExportRow, run_merge, show};
 use crate::commands::CommandOutcome;
 use crate::commands::named_value;
 use crate::failure::Failure;
+use crate::render;
 use crate::render::progress::ByteProgress;
 use trainer::model::adapter::AdapterFormat;
 
@@ -23,34 +26,111 @@ pub fn run(
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     base.take_adapter(arguments.open_adapter()?)?;
+    if arguments.merge && arguments.is_gguf() {
+        return merge_gguf(arguments, &base, out);
+    }
+    if arguments.format.contains(&ExportFormat::Ollama) {
+        return run_ollama(arguments, base, out);
+    }
     if arguments.merge && arguments.base.is_dir() {
         return run_merge(arguments, AdapterMerge::plan_language(&base)?, out);
     }
     if arguments.merge {
         return merge_file(arguments, &base, out);
     }
-    if let Some(other) = arguments.format.iter().find(|program| **program != AdapterFormat::Peft) {
-        let name = named_value::value_name(other);
-        return Err(TrainerError::Request {
-            problem: format!("--format {name} is for image models"),
-            hint: "leave it out: adapters of language models are written for PEFT",
-        }
-        .into());
+    let peft = ExportFormat::Adapter(AdapterFormat::Peft);
+    let formats = if arguments.format.is_empty() { &[peft][..] } else { &arguments.format };
+    let mut rows = Vec::new();
+    for format in formats {
+        rows.push(match format {
+            ExportFormat::Mlx => mlx_row(&base, &arguments.out)?,
+            format if *format == peft => {
+                ExportRow::new(AdapterFormat::Peft, write_adapter(&mut base, &arguments.out)?)
+            }
+            other => {
+                let name = named_value::value_name(other);
+                return Err(TrainerError::Request {
+                    problem: format!("--format {name} is for image models"),
+                    hint: "choose from peft, mlx and ollama",
+                }
+                .into());
+            }
+        });
     }
-    let row = ExportRow::new(AdapterFormat::Peft, write_adapter(&mut base, &arguments.out)?);
-    show(arguments, &[row], out)
+    show(arguments, &rows, out)
+}
+
+fn mlx_row(base: &LanguageModel, out: &Path) -> Result<ExportRow, Failure> {
+    let path = out.join("mlx");
+    let (layers, difference) = mlx::write_adapter(base, &path)?;
+    Ok(ExportRow { format: "mlx".into(), path, layers, unmatched: 0, difference })
+}
+
+/// The base with its adapter becomes a GGUF file.
+fn merge_gguf(
+    arguments: &ExportArgs,
+    base: &LanguageModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    let path = &arguments.out;
+    refuse_existing(path)?;
+    let tokenizer = Tokenizer::open(&base.path)?;
+    let bytes = base.catalog().map_or(0, weights::Catalog::bytes);
+    let progress = ByteProgress::begin("merging", bytes)?;
+    let tick = |bytes| progress.tick(bytes);
+    let summary = gguf::write_model(base, &tokenizer, arguments.mix(), path, &tick)?;
+    drop(progress);
+    if arguments.json {
+        let changed = base.adapter().len();
+        let GgufSummary { formats, fallbacks } = &summary;
+        let row =
+            json!({ "path": path, "changed": changed, "formats": formats, "fallbacks": fallbacks });
+        writeln!(out, "{row}")?;
+    } else {
+        write!(out, "{}", render::export::gguf(path, &summary))?;
+    }
+    Ok(CommandOutcome::Done)
+}
+
+/// A folder for `ollama create`.
+fn run_ollama(
+    arguments: &ExportArgs,
+    mut base: LanguageModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    if arguments.format.len() > 1 {
+        let problem = "--format ollama stands alone: it writes a folder of its own".to_owned();
+        let hint = "write the other formats with a second command";
+        return Err(TrainerError::Request { problem, hint }.into());
+    }
+    refuse_existing(&arguments.out)?;
+    let bytes = base.catalog().map_or(0, weights::Catalog::bytes);
+    let progress = ByteProgress::begin("writing", bytes)?;
+    let tick = |bytes| progress.tick(bytes);
+    let (mix, folder) = (arguments.mix(), &arguments.out);
+    let written = if arguments.merge {
+        ollama::write_model(&base, mix, folder, &tick)?
+    } else {
+        let name = weights::hub::model_name(&arguments.adapter);
+        ollama::write_adapter(&mut base, &name, mix, folder, &tick)?
+    };
+    drop(progress);
+    render::export::show_ollama(&written, arguments.json, out)?;
+    Ok(CommandOutcome::Done)
+}
+
+fn refuse_existing(path: &Path) -> Result<(), Failure> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let problem = format!("--out is there already: {}", path.display());
+    Err(TrainerError::Request { problem, hint: "choose another name, or remove it first" }.into())
 }
 
 /// A LoRA alone becomes a GGUF file.
 pub fn run_gguf(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let path = &arguments.out;
-    if path.exists() {
-        return Err(TrainerError::Request {
-            problem: format!("--out is there already: {}", path.display()),
-            hint: "choose another name, or remove it first",
-        }
-        .into());
-    }
+    refuse_existing(path)?;
     let mut base = LanguageModel::open(&arguments.base)?;
     base.take_adapter(arguments.open_adapter()?)?;
     let name = weights::hub::model_name(&arguments.adapter);
@@ -66,13 +146,7 @@ fn merge_file(
     base: &LanguageModel,
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
-    if arguments.out.exists() {
-        return Err(TrainerError::Request {
-            problem: format!("--out is there already: {}", arguments.out.display()),
-            hint: "choose another folder, or remove this one first",
-        }
-        .into());
-    }
+    refuse_existing(&arguments.out)?;
     let tokenizer = Tokenizer::open(&base.path)?;
     let count: usize = base.tensor_specs()?.iter().map(|want| want.shape.elements()).sum();
     // The scales of blocks are f16, so nothing is out of its range, and fewer digits are lost than in
