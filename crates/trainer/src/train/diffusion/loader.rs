@@ -10,7 +10,7 @@ use compute::Device;
 use super::batch::{BatchReader, EncodedSample};
 use super::noise::{FIXED_TIMESTEPS, NoiseSampler};
 use super::samples::SampleImageWriter;
-use super::{DiffusionTask, ImageMicroBatch};
+use super::task::{DiffusionTask, ImageMicroBatch};
 use crate::cache::CacheIndex;
 use crate::config::RunConfig;
 use crate::config::data::LearningTarget;
