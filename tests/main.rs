@@ -7,6 +7,7 @@ mod cache;
 #[cfg(unix)]
 mod caption;
 mod chat;
+mod clip_score;
 #[cfg(unix)]
 mod data;
 mod decoding;
@@ -70,7 +71,7 @@ fn command(arguments: &[&str]) -> Command {
     for name in ["HF_HOME", "HF_TOKEN", "HF_ENDPOINT"] {
         command.env_remove(name);
     }
-    let computes = ["cache", "caption", "demo", "plan", "sample", "train", "verify"];
+    let computes = ["cache", "caption", "clip-score", "demo", "plan", "sample", "train", "verify"];
     let is_typed = ["--device", "--machine"].iter().any(|key| arguments.contains(key));
     if !is_typed && arguments.first().is_some_and(|verb| computes.contains(verb)) {
         command.args(["--device", "cpu"]);

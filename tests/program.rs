@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::{command, hearth, printed, said, text};
 
-const VERBS: [&str; 22] = [
+const VERBS: [&str; 23] = [
     "demo",
     "fetch",
     "doctor",
@@ -22,6 +22,7 @@ const VERBS: [&str; 22] = [
     "sample",
     "chat",
     "evaluate",
+    "clip-score",
     "export",
     "import",
     "serve",

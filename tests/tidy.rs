@@ -90,6 +90,7 @@ const ROOMS: &[&str] = &[
     "optim",
     "sample",
     "caption",
+    "clip_score",
     "evaluate",
     "demo",
     "cache",

@@ -3,8 +3,9 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, caption, chat, completions, convert, demo, doctor, evaluate, export, fetch,
-    import, inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify, watch,
+    bench, cache, caption, chat, clip_score, completions, convert, demo, doctor, evaluate, export,
+    fetch, import, inspect, man, plan, render_chat, runs, sample, serve, shard, train, verify,
+    watch,
 };
 
 /// Fine-tunes image and language models (LoRA, DoRA or full) on your own computer. Plans memory to the byte
@@ -33,6 +34,7 @@ pub enum CliCommand {
     Sample(sample::SampleArgs),
     Chat(chat::ChatArgs),
     Evaluate(evaluate::EvaluateArgs),
+    ClipScore(clip_score::ClipScoreArgs),
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Serve(serve::ServeArgs),

@@ -81,6 +81,7 @@ fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
         CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
         CliCommand::Chat(arguments) => commands::chat::run(&arguments, out),
         CliCommand::Evaluate(arguments) => commands::evaluate::run(&arguments, out),
+        CliCommand::ClipScore(arguments) => commands::clip_score::run(&arguments, out),
         CliCommand::Export(arguments) => commands::export::run(&arguments, out),
         CliCommand::Import(arguments) => commands::import::run(&arguments, out),
         CliCommand::Serve(arguments) => commands::serve::run(&arguments, out),

@@ -5,7 +5,7 @@
 //! error archive fingerprint kernel_cache suggest hashes pixels objective   small tools, the loss
 //! model data progress text config import                         models, datasets, the job's configuration
 //! event report                                                   events of a run, and its HTML report
-//! cost optim sample caption evaluate demo cache export           optimizers, sampling, the latent cache, file formats
+//! cost optim sample caption clip_score evaluate demo cache export optimizers, sampling, the latent cache, file formats
 //! task plan train                                                the training task, its plan, the training loop
 //! gpu_self_test verify bench                                     self-test results, checks against references, benchmarks
 //! ```
@@ -33,6 +33,7 @@ pub mod report;
 // What a run is made of: the task, its plan, the training loop.
 pub mod cache;
 pub mod caption;
+pub mod clip_score;
 pub mod cost;
 pub mod demo;
 pub mod evaluate;

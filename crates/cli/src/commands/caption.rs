@@ -16,8 +16,9 @@ use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::caption::{
-    CaptionPlan, CaptionRow, CaptionSummary, CaptioningProgress, PlannedCaption, UncaptionedImage,
+    CaptionPlan, CaptionRow, CaptionSummary, PlannedCaption, UncaptionedImage,
 };
+use crate::render::image_progress::ImageProgress;
 use crate::render::progress::clear;
 
 /// Write captions for a folder of images, with Qwen2.5-VL.
@@ -104,7 +105,7 @@ pub struct CaptionArgs {
 pub fn run(arguments: &CaptionArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     let captioner = Captioner::open(&arguments.base, arguments.request())?;
-    let progress = CaptioningProgress::begin(captioner.model_bytes())?;
+    let progress = ImageProgress::begin("captioning", captioner.model_bytes())?;
     let options = CaptionFolderOptions {
         extension: arguments.extension.clone(),
         overwrites: arguments.overwrite,
@@ -158,7 +159,7 @@ impl CaptionArgs {
 struct CaptionJob<'a> {
     arguments: &'a CaptionArgs,
     captioner: &'a Captioner,
-    progress: &'a CaptioningProgress,
+    progress: &'a ImageProgress,
     out: &'a mut dyn Write,
 }
 

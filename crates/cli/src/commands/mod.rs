@@ -4,6 +4,7 @@ pub mod bench;
 pub mod cache;
 pub mod caption;
 pub mod chat;
+pub mod clip_score;
 pub mod completions;
 pub mod convert;
 pub mod demo;

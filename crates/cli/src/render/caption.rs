@@ -1,18 +1,11 @@
-//! How far captions have come, as a line on standard error; each caption, and what was done, as a page.
+//! Each caption, and what was done, as a page.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use machine::Bytes;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::interrupt;
-use crate::render::line::ProgressLine;
-use crate::render::progress::{clear, duration, redraw};
+use crate::render::progress::duration;
 use crate::render::sample::memory;
 use crate::text::{BOLD, DIM, PLAIN, TextPage, WARN, plural};
 
@@ -76,85 +69,6 @@ pub struct CaptionPlan<'a> {
 pub struct PlannedCaption {
     pub image: PathBuf,
     pub caption_file: PathBuf,
-}
-
-/// Captions at work.
-pub struct CaptioningProgress {
-    model_bytes: u64,
-    state: Mutex<CaptioningState>,
-    interrupted: Arc<AtomicBool>,
-}
-
-struct CaptioningState {
-    loaded: u64,
-    images: usize,
-    done: usize,
-    begun: Instant,
-    drawn: Option<Instant>,
-}
-
-impl CaptioningProgress {
-    /// Begins; from now on Ctrl-C ends the work in order.
-    pub fn begin(model_bytes: u64) -> Result<Self, Failure> {
-        let (begun, drawn) = (Instant::now(), Some(Instant::now()));
-        let state = CaptioningState { loaded: 0, images: 0, done: 0, begun, drawn };
-        Ok(Self { model_bytes, state: Mutex::new(state), interrupted: interrupt::flag()? })
-    }
-
-    /// Counts bytes of the model; answers whether to go on.
-    pub fn on_loaded(&self, bytes: u64) -> bool {
-        self.state().loaded += bytes;
-        self.go_on()
-    }
-
-    /// The model is there.
-    pub fn begin_images(&self, images: usize) {
-        let mut state = self.state();
-        (state.images, state.begun) = (images, Instant::now());
-    }
-
-    /// An image is done.
-    pub fn on_image(&self) {
-        self.state().done += 1;
-    }
-
-    /// Whether to go on. Asked often, so this is when the line is drawn.
-    pub fn go_on(&self) -> bool {
-        let mut state = self.state();
-        if state.images > 0 || state.loaded > 0 {
-            let mut drawn = state.drawn;
-            redraw(&mut drawn, || self.line(&state));
-            state.drawn = drawn;
-        }
-        !self.interrupted.load(Ordering::Relaxed)
-    }
-
-    fn state(&self) -> MutexGuard<'_, CaptioningState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn line(&self, state: &CaptioningState) -> ProgressLine {
-        let CaptioningState { loaded, images, done, begun, .. } = *state;
-        if images == 0 {
-            let share = loaded as f64 / self.model_bytes.max(1) as f64;
-            return ProgressLine::new("loading")
-                .bar(share.min(1.0))
-                .part(0, Bytes(loaded).to_string());
-        }
-        let line = ProgressLine::new("captioning").bar(done as f64 / images as f64);
-        let line = line.part(0, format!("{done} of {images}"));
-        if done == 0 {
-            return line;
-        }
-        let left = begun.elapsed().as_secs_f64() / done as f64 * (images - done) as f64;
-        line.part(1, format!("{} left", duration(left)))
-    }
-}
-
-impl Drop for CaptioningProgress {
-    fn drop(&mut self) {
-        clear();
-    }
 }
 
 /// An image with its caption.

@@ -3,10 +3,12 @@
 pub mod bench;
 pub mod cache;
 pub mod caption;
+pub mod clip_score;
 pub mod doctor;
 pub mod evaluate;
 pub mod export;
 pub mod fetch;
+pub mod image_progress;
 pub mod import;
 pub mod inspect;
 pub mod line;

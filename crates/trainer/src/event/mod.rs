@@ -10,6 +10,7 @@
 //!
 //! Knows nothing of how a run is planned, trained or shown: those rooms stand above this one.
 
+pub mod clip_scores;
 mod end;
 pub mod eta;
 pub mod figures;

@@ -28,6 +28,8 @@ pub enum ModelKind {
     Language,
     /// Qwen2.5-VL, as a folder.
     VisionLanguage,
+    /// CLIP, text and images, as a folder.
+    Clip,
 }
 
 /// What lies at a path.
@@ -90,7 +92,9 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
         None => return Ok(()),
         Some(DetectedModel::Known(kind, _)) if kind == needed => return Ok(()),
         Some(found) if needed == ModelKind::VisionLanguage => (found.name(), WRITES_CAPTIONS),
+        Some(found) if needed == ModelKind::Clip => (found.name(), CLIP_MODELS),
         Some(DetectedModel::Known(ModelKind::VisionLanguage, name)) => (name, CAPTIONS_ALONE),
+        Some(DetectedModel::Known(ModelKind::Clip, name)) => (name, SCORES_ALONE),
         Some(DetectedModel::Known(_, name)) => (name, SWAPPED),
         Some(DetectedModel::Other(name)) => (name, SO_FAR),
     };
@@ -98,6 +102,7 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
         ModelKind::Image => IMAGE_MODELS,
         ModelKind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
         ModelKind::VisionLanguage => "a Qwen2.5-VL model",
+        ModelKind::Clip => "a CLIP model",
     };
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
 }
@@ -144,6 +149,10 @@ const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), l
 pub const WRITES_CAPTIONS: &str = "captions are written by Qwen2.5-VL: Qwen/Qwen2.5-VL-3B-Instruct, -7B-Instruct, or the text encoder of \
                                a Qwen-Image folder";
 const CAPTIONS_ALONE: &str = "it is not trained: `hearth caption` writes captions with it, and Qwen-Image has it as text encoder";
+
+/// The remedy for a path without a CLIP model.
+pub const CLIP_MODELS: &str = "give a folder of a CLIP model of transformers, or the name of one: openai/clip-vit-large-patch14";
+const SCORES_ALONE: &str = "it is not trained: `hearth clip-score` measures samples with it, and image models have its text model as text encoder";
 
 fn detect(path: &Path) -> Option<DetectedModel> {
     if !path.is_dir() {
@@ -236,6 +245,10 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
     if part.is_none() && kind == "qwen2_5_vl" {
         let name = format!("a vision-language model ({})", class.unwrap_or(kind));
         return Some(DetectedModel::Known(ModelKind::VisionLanguage, name));
+    }
+    if part.is_none() && kind == "clip" {
+        let name = format!("a CLIP model ({})", class.unwrap_or(kind));
+        return Some(DetectedModel::Known(ModelKind::Clip, name));
     }
     let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
     let what = match class {

@@ -6,10 +6,12 @@
 //! OUT/
 //!   events.jsonl   ──▶ History ──▶ RunFigures ─┐
 //!   samples/*.png  ────────────────────────────┼──▶ report.html
-//!   config.toml    ────────────────────────────┘
+//!   config.toml    ────────────────────────────┤
+//!   clip-scores.json ──────────────────────────┘  if they were measured
 //! ```
 
 pub(crate) mod bars;
+mod clip_scores;
 pub(crate) mod document;
 mod edits;
 pub mod format;
@@ -29,6 +31,7 @@ use std::path::{Path, PathBuf};
 use weights::write::write_whole;
 
 use crate::error::{Result, TrainerError};
+use crate::event::clip_scores::ClipScores;
 use crate::event::figures::RunFigures;
 use crate::event::history::History;
 use crate::event::lock;
@@ -42,8 +45,14 @@ pub fn write(run_folder: &Path) -> Result<PathBuf> {
     let figures = RunFigures::of(&history).expect("an open history has a beginning");
     let state = history.state(is_held).expect("a run that has begun has a state");
     let gallery = gallery::gallery(run_folder, &history.samples);
-    let sources =
-        ReportSources { state: &state, history: &history, figures: &figures, gallery: &gallery };
+    let clip_scores = ClipScores::read(run_folder)?;
+    let sources = ReportSources {
+        state: &state,
+        history: &history,
+        figures: &figures,
+        gallery: &gallery,
+        clip_scores: clip_scores.as_ref(),
+    };
     let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");
     write_text(&path, &page)?;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bars::{MemoryBar, bars, shows_limit};
+use super::clip_scores::clip_scores;
 use super::document::document;
 use super::edits::{edit_rows, step_name};
 use super::format::{bytes, count, date, duration, escaped, link, number, plural, unit};
@@ -14,6 +15,7 @@ use super::live::EVERY_SECS;
 use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
 use super::ranks::ranks;
 use super::timesteps::timesteps;
+use crate::event::clip_scores::ClipScores;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{
@@ -28,11 +30,12 @@ pub struct ReportSources<'a> {
     pub history: &'a History,
     pub figures: &'a RunFigures,
     pub gallery: &'a Gallery,
+    pub clip_scores: Option<&'a ClipScores>,
 }
 
 /// The whole page.
 pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) -> String {
-    let ReportSources { state, history, figures, gallery } = *sources;
+    let ReportSources { state, history, figures, gallery, clip_scores: scores } = *sources;
     let sections = [
         headline(state, history),
         figure_list(figures),
@@ -44,6 +47,7 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         memory(history, figures),
         machine(history),
         ranks(&history.ranks),
+        clip_scores(scores, &history.samples),
         images(gallery),
         texts(history),
         exports(history),

@@ -1,10 +1,13 @@
 //! CLIP's text model (transformers' `CLIPTextModelWithProjection`, or `CLIPTextModel`): causal attention, and a pooled
-//! embedding taken at the end-of-text token.
+//! embedding taken at the end-of-text token. Its vision model, which image models have no use for, is in `vision`.
 //!
 //! Shapes: S samples, N tokens, D width.
 
-use compute::ops::{Activation, Attention};
-use compute::{Result as Computed, Tape, Var};
+mod block;
+pub mod processor;
+pub mod vision;
+
+use compute::{Tape, Var};
 use serde::Deserialize;
 use weights::Catalog;
 
@@ -14,6 +17,7 @@ use crate::model::config::Unsupported;
 use crate::model::files::CheckpointLayout;
 use crate::model::layer::LinearLayer;
 use crate::model::tensor_piece::TensorPiece;
+use block::{BlockSizes, ClipBlock, norm};
 
 /// What `text_encoder/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -107,6 +111,17 @@ impl ClipConfig {
     #[must_use]
     pub fn without_projection(self) -> Self {
         Self { architectures: vec![WITHOUT_PROJECTION.into()], ..self }
+    }
+
+    fn block(&self) -> BlockSizes {
+        BlockSizes {
+            width: self.hidden_size,
+            inner: self.intermediate_size,
+            n_heads: self.num_attention_heads,
+            activation: self.hidden_act,
+            epsilon: self.layer_norm_eps,
+            is_causal: true,
+        }
     }
 
     /// Width of the pooled embedding.
@@ -210,7 +225,7 @@ impl ClipTextModel {
         let positions =
             b.array("embeddings.position_embedding.weight", [config.max_position_embeddings, d])?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| ClipBlock::new(config, b.at(format!("encoder.layers.{index}"))))
+            .map(|index| ClipBlock::new(config.block(), b.at(format!("encoder.layers.{index}"))))
             .collect::<Result<_>>()?;
         let norm = norm(&mut b, "final_layer_norm", d)?;
         let projection = if config.is_projected() {
@@ -228,7 +243,7 @@ impl ClipTextModel {
         let mut before_last = x.clone();
         for block in &self.blocks {
             before_last = x;
-            x = block.forward(tape, &before_last, &self.config)?;
+            x = block.forward(tape, &before_last)?;
         }
         let [weight, bias] = &self.norm;
         let last = tape.layer_norm(&x, Some(weight), Some(bias), self.config.layer_norm_eps)?;
@@ -249,54 +264,5 @@ impl ClipTextModel {
         let tokens = tape.embedding(&device.upload([samples, n], ids)?, &self.tokens)?;
         let positions = tape.embedding(&device.upload([samples, n], &places)?, &self.positions)?;
         Ok(tape.add(&tokens, &positions)?)
-    }
-}
-
-fn norm(build: &mut ModelBuilder<'_>, name: &str, width: usize) -> Result<[Var; 2]> {
-    let mut vector = |end| build.vector(format!("{name}.{end}"), width);
-    Ok([vector("weight")?, vector("bias")?])
-}
-
-struct ClipBlock {
-    norms: [[Var; 2]; 2],
-    q: LinearLayer,
-    k: LinearLayer,
-    v: LinearLayer,
-    out: LinearLayer,
-    up: LinearLayer,
-    down: LinearLayer,
-}
-
-impl ClipBlock {
-    fn new(config: &ClipConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
-        let (d, inner) = (config.hidden_size, config.intermediate_size);
-        Ok(Self {
-            norms: [norm(&mut b, "layer_norm1", d)?, norm(&mut b, "layer_norm2", d)?],
-            q: b.linear("self_attn.q_proj", d, d)?,
-            k: b.linear("self_attn.k_proj", d, d)?,
-            v: b.linear("self_attn.v_proj", d, d)?,
-            out: b.linear("self_attn.out_proj", d, d)?,
-            up: b.linear("mlp.fc1", d, inner)?,
-            down: b.linear("mlp.fc2", inner, d)?,
-        })
-    }
-
-    fn forward(&self, tape: &Tape<'_>, x: &Var, config: &ClipConfig) -> Computed<Var> {
-        let n_heads = config.num_attention_heads;
-        let activation = match config.hidden_act {
-            ClipActivation::QuickGelu => Activation::QuickGelu,
-            ClipActivation::Gelu => Activation::GeluErf,
-        };
-        let normed = |x: &Var, [weight, bias]: &[Var; 2]| {
-            tape.layer_norm(x, Some(weight), Some(bias), config.layer_norm_eps)
-        };
-        let h = normed(x, &self.norms[0])?;
-        let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
-        let v = self.v.forward(tape, &h)?;
-        let causal =
-            Attention { is_causal: true, ..Attention::full(n_heads, config.hidden_size / n_heads) };
-        let x = self.out.forward_add(tape, &tape.attention(&q, &k, &v, causal)?, x)?;
-        let h = self.up.forward_activated(tape, &normed(&x, &self.norms[1])?, activation)?;
-        self.down.forward_add(tape, &h, &x)
     }
 }
