@@ -65,10 +65,14 @@ fn check(trainer: &str, config: &str, published: Option<&str>) {
     fs::create_dir_all(folder.path().join("data/day")).unwrap();
     fs::copy(pixel(), folder.path().join("data/day/01.png")).unwrap();
     let machine = golden().join("../../../machines/apple-m2-ultra-192gb.toml");
+    let mut unset = Vec::new();
     let mut arguments = vec!["plan", "job.toml", "--machine", text(&machine)];
     if let Some(name) = published {
         arguments.extend(["--base", name]);
-        arguments.extend(["--set", "base.vae=unset", "--set", "base.text_encoders=unset"]);
+        for key in ["vae", "text_encoders", "rest", "training_adapter"] {
+            unset.push(format!("base.{key}=unset"));
+        }
+        unset.iter().for_each(|key| arguments.extend(["--set", key]));
     }
     let planned = run(folder.path(), &arguments);
     assert!(planned.status.success(), "{config}: {}", said(&planned));
@@ -79,6 +83,8 @@ fn ai_toolkit() {
     check("ai-toolkit", "flux.yaml", None);
     check("ai-toolkit", "qwen_edit.yaml", None);
     check("ai-toolkit", "sd35_full.yaml", None);
+    check("ai-toolkit", "zimage_turbo.yaml", Some("Z-Image-Turbo"));
+    check("ai-toolkit", "klein_edit.yaml", None);
 }
 
 #[test]
@@ -91,6 +97,8 @@ fn kohya() {
 fn musubi_tuner() {
     check("musubi", "qwen_edit.sh", Some("Qwen-Image-Edit-2509"));
     check("musubi", "kontext.toml", Some("FLUX.1-Kontext-dev"));
+    check("musubi", "zimage_turbo.sh", Some("Z-Image-Turbo"));
+    check("musubi", "klein.toml", Some("FLUX.2-klein-base-4B"));
 }
 
 #[test]
@@ -98,12 +106,16 @@ fn simple_tuner() {
     check("simple-tuner", "flux.json", None);
     check("simple-tuner", "edit.json", None);
     check("simple-tuner", "kandinsky.json", None);
+    check("simple-tuner", "zimage_turbo.json", Some("Z-Image-Turbo"));
+    check("simple-tuner", "klein.json", None);
 }
 
 #[test]
 fn diffusion_pipe() {
     check("diffusion-pipe", "flux.toml", None);
     check("diffusion-pipe", "edit.toml", None);
+    check("diffusion-pipe", "zimage_turbo.toml", Some("Z-Image-Turbo"));
+    check("diffusion-pipe", "klein_edit.toml", Some("FLUX.2-klein-base-9B"));
 }
 
 #[test]
@@ -123,6 +135,8 @@ fn mlx_lm() {
 fn one_trainer() {
     check("one-trainer", "flux.json", None);
     check("one-trainer", "sd3_full.json", None);
+    check("one-trainer", "zimage_deturbo.json", Some("Z-Image"));
+    check("one-trainer", "klein_lokr.json", None);
 }
 
 /// kohya's Prodigy and Adafactor, as most set them.
@@ -189,6 +203,17 @@ fn adapters_are_taken_over() {
             &["kind = \"lokr\"", "factor = 16", "full_matrix = true", "comfyui"],
         ),
         ("one-trainer", "flux.json", "{", "{\"peft_type\": \"LOHA\",", &["kind = \"loha\""]),
+        (
+            "one-trainer",
+            "flux.json",
+            "{",
+            "{\"peft_type\": \"LOKR\", \"lokr_full_matrix\": true, \"lokr_decompose_factor\": -1,",
+            &[
+                "kind = \"lokr\"",
+                "full_matrix = true # lokr_full_matrix",
+                "lora_rank = 32: LoKr has",
+            ],
+        ),
     ] {
         let folder = place(trainer);
         fs::write(folder.path().join("lycoris.json"), lycoris).unwrap();
@@ -284,6 +309,22 @@ fn ranges_of_timesteps_are_taken_over() {
     let change = ("flux.json", "\"masked_training\": false", "\"max_noising_strength\": 0.75");
     let job = imported_with("one-trainer", "flux.json", &[change]);
     assert!(job.contains("timestep_max = 750.0 # max_noising_strength"), "{job}");
+    let range = "min_denoising_steps: 100\n        max_denoising_steps: 750";
+    for (scheme, lines) in [
+        ("linear_timesteps: true", ["timestep_max = 900.0 # ", "timestep_min = 250.0 # "]),
+        // Shares of the draws: the sigmoid of normal numbers.
+        ("timestep_type: sigmoid", ["timestep_max = 782.7", "timestep_min = 337.49"]),
+    ] {
+        let to = format!("{scheme}\n        {range}");
+        let job = imported_with(
+            "ai-toolkit",
+            "flux.yaml",
+            &[("flux.yaml", "linear_timesteps: true", &to)],
+        );
+        for line in lines {
+            assert!(job.contains(line), "{line} is not in {job}");
+        }
+    }
 }
 
 /// Losses, their weights by timestep, and timesteps that are drawn more often.
@@ -673,6 +714,27 @@ fn what_cannot_be_imported_says_why() {
     says(
         &refused("kohya", "dataset.toml", "0.05", "0.5"),
         &["this is the file of the data sets alone", "dataset_config"],
+    );
+    says(
+        &refused("musubi", "klein.toml", "klein-base-4b", "dev"),
+        &["model_version = \"dev\": hearth trains FLUX.2 klein, not dev"],
+    );
+    says(
+        &refused("ai-toolkit", "zimage_turbo.yaml", "type: \"lora\"", "type: \"lokr\""),
+        &["model.assistant_lora_path", "beside a LoRA alone"],
+    );
+    says(
+        &refused("one-trainer", "klein_lokr.json", "klein-base-9B", "dev"),
+        &["base_model_name = \"black-forest-labs/FLUX.2-dev\": hearth trains FLUX.2 klein"],
+    );
+    says(
+        &refused(
+            "diffusion-pipe",
+            "zimage_turbo.toml",
+            "['models/z",
+            "['a.safetensors', 'models/z",
+        ),
+        &["model.merge_adapters", "one adapter beside"],
     );
     says(
         &refused("kohya", "sd3.toml", "networks.lora_sd3", "networks.lora"),

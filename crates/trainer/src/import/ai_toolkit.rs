@@ -2,6 +2,7 @@
 //! <https://github.com/ostris/ai-toolkit/tree/27a03a91>, whose defaults are those below.
 
 mod rules;
+mod timesteps;
 
 use serde_json::Value;
 
@@ -9,12 +10,13 @@ use super::ForeignTrainer;
 use super::data_folder::{self, DatasetEntry};
 use super::document::Document;
 use super::error::ImportError;
-use super::family::{ForeignFamily, TRAINED};
+use super::family::{self, ForeignFamily, TRAINED, Z_IMAGE_DE_TURBO, Z_IMAGE_TURBO};
 use super::foreign::ForeignConfig;
 use super::mapping::Mapping;
 use super::optimization::{self, AdamDefaults, AdamKeys, TORCH_ADAMW};
 use super::precision;
-use super::prompts::{self, SampleDefaults, SampleNumber, SamplePrompt};
+use super::prompts::{self, GuidanceKind, SampleDefaults, SampleNumber, SamplePrompt};
+use super::training_adapter;
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     name: "ai-toolkit",
@@ -44,8 +46,9 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let Some(family) = model(mapping)? else { return Ok(()) };
     data(mapping)?;
     network(mapping, family)?;
+    training_adapter(mapping)?;
     train(mapping, family)?;
-    timesteps(mapping, family)?;
+    timesteps::write(mapping, family)?;
     optimizer(mapping)?;
     sample(mapping, family)?;
     output(mapping)?;
@@ -68,15 +71,17 @@ fn model(mapping: &mut Mapping) -> Result<Option<ForeignFamily>, ImportError> {
         Some("qwen_image" | "qwen_image_edit" | "qwen_image_edit_plus") => {
             Some(ForeignFamily::QwenImage)
         }
+        Some("zimage") => Some(ForeignFamily::ZImage),
+        Some("flux2_klein_4b" | "flux2_klein_9b") => Some(ForeignFamily::Flux2Klein),
         None if is_flux => Some(ForeignFamily::Flux),
         None if is_sd3 => Some(ForeignFamily::Sd3),
         _ => None,
     };
-    if family.is_none() {
+    let Some(family) = family else {
         mapping.refuse("model.arch", TRAINED);
         return Ok(None);
-    }
-    mapping.base("model.name_or_path")?;
+    };
+    base(mapping, family)?;
     precision::write_dtype(mapping, "train.dtype", "fp32")?;
     let is_quantised = is(mapping, "model.quantize")?;
     let format = mapping.config.text("model.qtype")?.unwrap_or_else(|| "qfloat8".into());
@@ -86,7 +91,38 @@ fn model(mapping: &mut Mapping) -> Result<Option<ForeignFamily>, ImportError> {
     let format = mapping.config.text("model.qtype_te")?.unwrap_or_else(|| "qfloat8".into());
     let format = is_quantised.then_some(format.as_str());
     precision::write_quantisation(mapping, "base.quantise_encoders", format, "model.qtype_te");
-    Ok(family)
+    Ok(Some(family))
+}
+
+/// Of Z-Image a transformer alone may be given, whose other parts are those of another model.
+fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let (from, rest_from) = ("model.name_or_path", "model.extras_name_or_path");
+    let typed = mapping.config.text(from)?.ok_or_else(|| mapping.config.missing(from))?;
+    if family != ForeignFamily::ZImage {
+        return mapping.base(from).map(drop);
+    }
+    let is_de_turbo = typed == "ostris/Z-Image-De-Turbo";
+    if is_de_turbo {
+        mapping.set("base.path", Z_IMAGE_DE_TURBO, from);
+    } else {
+        mapping.base(from)?;
+    }
+    let rest = mapping.config.text(rest_from)?.filter(|rest| *rest != typed);
+    if rest.is_some() || is_de_turbo || typed.ends_with(".safetensors") {
+        let path = mapping.places.model(rest.as_deref().unwrap_or(Z_IMAGE_TURBO));
+        mapping.set_or("base.rest", rest.map(|_| path.clone()), path, rest_from);
+    }
+    Ok(())
+}
+
+/// An adapter that is merged into the base for training, and taken out for samples.
+fn training_adapter(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let from = "model.assistant_lora_path";
+    if let Some(path) = mapping.config.text(from)? {
+        let path = mapping.places.model_file(&path);
+        training_adapter::write(mapping, &path, from);
+    }
+    Ok(())
 }
 
 fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
@@ -254,6 +290,17 @@ fn lokr(mapping: &mut Mapping) -> Result<(), ImportError> {
 }
 
 fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    if family == ForeignFamily::Flux2Klein {
+        family::tell_fused(mapping, "network");
+        for name in ["only_if_contains", "ignore_if_contains"] {
+            let from = format!("network.network_kwargs.{name}");
+            if mapping.config.is_on(&from) {
+                let why =
+                    "layers of FLUX.2 have other names here: write adapter.targets into the job";
+                mapping.refuse(&from, why);
+            }
+        }
+    }
     let pattern =
         |part: &String| format!("*{}*", part.strip_prefix("transformer.").unwrap_or(part));
     let from = "network.network_kwargs.only_if_contains";
@@ -306,85 +353,6 @@ fn train(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError
             mapping.set("train.guidance_scale", "off", "train.bypass_guidance_embedding");
         } else {
             mapping.set_or("train.guidance_scale", scale, 1.0, "train.cfg_scale");
-        }
-    }
-    Ok(())
-}
-
-fn timesteps(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
-    let from = "train.timestep_type";
-    let typed = mapping.config.text(from)?;
-    loss(mapping);
-    bias(mapping)?;
-    // Both make timesteps linear, whatever their type.
-    for (from, weighting) in
-        [("train.linear_timesteps2", "half_bell"), ("train.linear_timesteps", "bell")]
-    {
-        if mapping.config.flag(from)? == Some(true) {
-            mapping.set("train.loss_weighting", weighting, from);
-            mapping.set("train.weighting_scheme", "uniform", from);
-            mapping.set("train.timestep_shift", 1.0, from);
-        }
-    }
-    if mapping.value("train.loss_weighting").is_some() {
-        if typed.is_some() {
-            mapping.no_effect(from, "`linear_timesteps` makes them linear");
-        }
-        return Ok(());
-    }
-    let (scheme, shift): (_, Value) = match typed.as_deref().unwrap_or("sigmoid") {
-        "sigmoid" => ("logit_normal", 1.0.into()),
-        "linear" => ("uniform", 1.0.into()),
-        "weighted" => {
-            mapping.differs(from, "timesteps are as likely, but the loss has no weights by timestep (up to 1.5 there)");
-            ("uniform", 1.0.into())
-        }
-        "shift" | "flux_shift" if family == ForeignFamily::Sd3 => ("uniform", "scheduler".into()),
-        "shift" | "flux_shift" => {
-            if family == ForeignFamily::QwenImage {
-                mapping.differs(
-                    from,
-                    "the shift is the same, the stretch to the scheduler's last sigma is left out",
-                );
-            }
-            ("uniform", "resolution".into())
-        }
-        _ => {
-            mapping
-                .differs(from, "hearth has no such distribution of timesteps; all are as likely");
-            ("uniform", 1.0.into())
-        }
-    };
-    mapping.set_or("train.weighting_scheme", typed.as_ref().map(|_| scheme), scheme, from);
-    mapping.set_or("train.timestep_shift", typed.map(|_| shift.clone()), shift, from);
-    Ok(())
-}
-
-/// The loss; a rule tells of those that hearth does not have.
-fn loss(mapping: &mut Mapping) {
-    let from = "train.loss_type";
-    match mapping.config.peek(from).and_then(Value::as_str) {
-        Some("mae") => mapping.set("train.loss", "l1", from),
-        Some("pseudo_huber") => {
-            mapping.set("train.loss", "pseudo_smooth_l1", from);
-            mapping.set_default("train.huber_c", 0.01, "the threshold of `pseudo_huber`");
-            mapping
-                .differs(from, "the loss is twice as large, which does nothing to AdamW's steps");
-        }
-        _ => return,
-    }
-    mapping.config.value(from);
-}
-
-fn bias(mapping: &mut Mapping) -> Result<(), ImportError> {
-    let from = "train.content_or_style";
-    match mapping.config.text(from)?.as_deref() {
-        None => {}
-        Some("balanced") => mapping.no_effect(from, "as hearth does it"),
-        Some(bias @ ("content" | "style")) => mapping.set("train.timestep_bias", bias, from),
-        Some(other) => {
-            let accepted = "balanced, content or style";
-            return Err(mapping.config.refuse(from, &Value::from(other), accepted));
         }
     }
     Ok(())
@@ -469,7 +437,7 @@ fn sample(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErro
         cfg_scale: if is_flux { SampleNumber::of(None, "") } else { scale },
         guidance: scale,
         seed: number(mapping, "sample.seed", 0.0)?,
-        has_guidance: is_flux,
+        kind: GuidanceKind::of(family),
     };
     if mapping.config.flag("train.disable_sampling")? == Some(true) {
         prompts.clear();

@@ -7,7 +7,7 @@ use super::ForeignTrainer;
 use super::data_folder::{self, DatasetEntry};
 use super::document::Document;
 use super::error::ImportError;
-use super::family::{ForeignFamily, TRAINED};
+use super::family::{self, ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
 use super::loss;
 use super::mapping::Mapping;
@@ -16,6 +16,7 @@ use super::optimization::{
     self, AdamDefaults, AdamKeys, ScheduleDefaults, ScheduleKeys, TORCH_ADAMW,
 };
 use super::precision;
+use super::training_adapter;
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     name: "diffusion-pipe",
@@ -50,15 +51,18 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         Some("flux") => ForeignFamily::Flux,
         Some("sd3") => ForeignFamily::Sd3,
         Some("qwen_image") => ForeignFamily::QwenImage,
+        Some("flux2") => ForeignFamily::Flux2Klein,
+        Some("z_image") => ForeignFamily::ZImage,
         _ => {
             mapping.refuse("model.type", TRAINED);
             return Ok(());
         }
     };
     let has_adapter = mapping.config.left_over().iter().any(|(key, _)| key.starts_with("adapter."));
-    model(mapping, has_adapter)?;
+    model(mapping, family, has_adapter)?;
     data(mapping)?;
     adapter(mapping, family, has_adapter)?;
+    merged_adapters(mapping)?;
     train(mapping)?;
     timesteps(mapping, family)?;
     loss::write_by_threshold(
@@ -69,7 +73,11 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     output(mapping, family)
 }
 
-fn model(mapping: &mut Mapping, has_adapter: bool) -> Result<(), ImportError> {
+fn model(
+    mapping: &mut Mapping,
+    family: ForeignFamily,
+    has_adapter: bool,
+) -> Result<(), ImportError> {
     let folder = mapping.config.text("model.diffusers_path")?;
     let file = if mapping.config.peek("model.transformer_path").is_some() {
         "model.transformer_path"
@@ -78,7 +86,8 @@ fn model(mapping: &mut Mapping, has_adapter: bool) -> Result<(), ImportError> {
     };
     match (mapping.config.peek(file).is_some(), folder) {
         (true, folder) => {
-            mapping.base(file)?;
+            let typed = mapping.base(file)?;
+            family.refuse_dev(mapping, file, &typed);
             if let Some(folder) = folder {
                 let folder = mapping.places.model(&folder);
                 mapping.set("base.rest", folder, "model.diffusers_path");
@@ -86,28 +95,59 @@ fn model(mapping: &mut Mapping, has_adapter: bool) -> Result<(), ImportError> {
         }
         (false, _) => _ = mapping.base("model.diffusers_path")?,
     }
-    if let Some(path) = mapping.config.text("model.vae_path")? {
-        let path = mapping.places.written(&path);
-        mapping.set("base.vae", path, "model.vae_path");
+    for key in ["model.vae_path", "model.vae"] {
+        if let Some(path) = mapping.config.text(key)? {
+            let path = mapping.places.written(&path);
+            mapping.set("base.vae", path, key);
+        }
     }
-    if let Some(path) = mapping.config.text("model.text_encoder_path")? {
-        let path = mapping.places.written(&path);
-        mapping.set("base.text_encoders", vec![path], "model.text_encoder_path");
-    }
+    text_encoders(mapping, file)?;
     precision::write_dtype(mapping, "model.dtype", "bfloat16")?;
-    let mut format = None;
-    for key in ["model.transformer_dtype", "model.diffusion_model_dtype"] {
-        format = format.or(mapping.config.text(key)?);
-    }
+    let (own, comfy) = ("model.transformer_dtype", "model.diffusion_model_dtype");
+    let from = if mapping.config.peek(comfy).is_some() { comfy } else { own };
+    let format = mapping.config.text(from)?;
     if has_adapter {
-        precision::write_quantisation(
-            mapping,
-            "base.quantise",
-            format.as_deref(),
-            "model.transformer_dtype",
-        );
+        precision::write_quantisation(mapping, "base.quantise", format.as_deref(), from);
     }
     mapping.set_default("base.quantise_encoders", "none", "text encoders are not quantised");
+    Ok(())
+}
+
+/// One file, or ComfyUI's list of them, whose tokenizers are in its program.
+fn text_encoders(mapping: &mut Mapping, file: &str) -> Result<(), ImportError> {
+    let own = "model.text_encoder_path";
+    if let Some(path) = mapping.config.text(own)? {
+        let path = mapping.places.written(&path);
+        mapping.set("base.text_encoders", vec![path], own);
+    }
+    let list = "model.text_encoders";
+    let mut paths = Vec::new();
+    for index in 0..mapping.config.count(list) {
+        for name in ["path", "paths"] {
+            for path in mapping.config.texts(&format!("{list}[{index}].{name}"))? {
+                paths.push(mapping.places.written(&path));
+            }
+        }
+    }
+    if !paths.is_empty() {
+        mapping.set("base.text_encoders", paths, &format!("{list}[0].path"));
+        let why = "its tokenizers, which ComfyUI has: give base.rest a diffusers folder of the model, or one with them";
+        mapping.needs(file, why);
+    }
+    Ok(())
+}
+
+/// An adapter that is merged into the base before training.
+fn merged_adapters(mapping: &mut Mapping) -> Result<(), ImportError> {
+    let from = "model.merge_adapters";
+    match &mapping.config.texts(from)?[..] {
+        [] => {}
+        [path] => {
+            let path = mapping.places.written(path);
+            training_adapter::write(mapping, &path, from);
+        }
+        _ => mapping.refuse(from, "hearth has one adapter beside the one that is trained"),
+    }
     Ok(())
 }
 
@@ -221,7 +261,17 @@ fn adapter(
     mapping.set("adapter.rank", rank, "adapter.rank");
     mapping.set_default("adapter.alpha", rank, "alpha is the rank");
     mapping.number("adapter.dropout", "adapter.dropout", 0.0)?;
-    mapping.set_default("adapter.targets", family.all_layers(), "all linear layers of the blocks");
+    let why = "all linear layers of the blocks";
+    match family {
+        // The refiners too.
+        ForeignFamily::ZImage => {
+            mapping.set_default("adapter.targets", vec!["all", "adaLN_modulation.0"], why);
+        }
+        _ => mapping.set_default("adapter.targets", family.all_layers(), why),
+    }
+    if matches!(family, ForeignFamily::Flux2Klein | ForeignFamily::ZImage) {
+        family::tell_fused(mapping, "adapter");
+    }
     let excluded = mapping.config.texts("adapter.exclude_modules")?;
     if !excluded.is_empty() {
         mapping.set("adapter.exclude", excluded, "adapter.exclude_modules");
@@ -368,7 +418,10 @@ fn output(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErro
     if let Some(every) = every {
         mapping.set("output.save_every", every, from);
     }
-    let format = if family == ForeignFamily::QwenImage { "comfyui" } else { "diffusers" };
+    let format = match family {
+        ForeignFamily::QwenImage | ForeignFamily::Flux2Klein | ForeignFamily::ZImage => "comfyui",
+        _ => "diffusers",
+    };
     mapping.set_default("output.formats", vec![format], "its own format");
     Ok(())
 }
@@ -428,14 +481,10 @@ const RULES: &[KeyRule] = &[
     ),
     refused("adapter.alpha", "diffusion-pipe refuses it too: alpha is the rank"),
     refused(
-        "adapter.init_from_existing adapter.fuse_adapters* model.merge_adapters* \
-         init_from_existing",
+        "adapter.init_from_existing adapter.fuse_adapters* init_from_existing",
         "hearth begins with a new adapter; `hearth export` merges one into the base",
     ),
     refused("resume_from_checkpoint", "a run of another trainer cannot be resumed"),
-    refused(
-        "model.text_encoders* model.vae",
-        "name files by model.vae_path and model.text_encoder_path",
-    ),
+    no_effect("model.text_encoders[].type", "the file tells it"),
     refused("adapter.decompose_factor adapter.rank_dropout", "hearth has LoRA and DoRA"),
 ];

@@ -30,6 +30,7 @@ mod places;
 mod precision;
 mod prompts;
 mod simple_tuner;
+mod training_adapter;
 mod yaml;
 
 use std::path::{Path, PathBuf};

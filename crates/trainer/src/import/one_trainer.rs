@@ -1,6 +1,9 @@
 //! `OneTrainer`'s JSON, with its concepts and samples in it or in files beside it. Read in `modules/util/config` of
 //! <https://github.com/Nerogar/OneTrainer/tree/23df3832>, whose defaults are those below.
 
+mod adapter;
+mod rules;
+
 use serde_json::Value;
 
 use super::ForeignTrainer;
@@ -10,10 +13,9 @@ use super::family::{ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
 use super::loss;
 use super::mapping::Mapping;
-use super::notes::{KeyRule, differs, no_effect, refused};
 use super::optimization::{self, AdamKeys, TORCH_ADAMW};
 use super::precision;
-use super::prompts::{self, SampleDefaults, SampleNumber, SamplePrompt};
+use super::prompts::{self, GuidanceKind, SampleDefaults, SampleNumber, SamplePrompt};
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     name: "OneTrainer",
@@ -25,7 +27,7 @@ pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     },
     keys: |document| Ok(ForeignConfig::new(&document.path, &document.root)),
     map,
-    rules: &[RULES],
+    rules: &[rules::RULES],
 };
 
 fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
@@ -33,6 +35,8 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         Some("FLUX_DEV_1") => ForeignFamily::Flux,
         Some("STABLE_DIFFUSION_3" | "STABLE_DIFFUSION_35") => ForeignFamily::Sd3,
         Some("QWEN") => ForeignFamily::QwenImage,
+        Some("FLUX_2") => ForeignFamily::Flux2Klein,
+        Some("Z_IMAGE") => ForeignFamily::ZImage,
         _ => {
             mapping.refuse("model_type", TRAINED);
             return Ok(());
@@ -47,7 +51,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
             return Ok(());
         }
     };
-    mapping.base("base_model_name")?;
+    base(mapping, family)?;
     if mapping.config.peek("text_encoder.train").is_none() {
         mapping.differs(
             "text_encoder.train",
@@ -56,7 +60,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     }
     precision(mapping, family, is_full)?;
     concepts(mapping)?;
-    adapter(mapping, family, is_full)?;
+    adapter::write(mapping, family, is_full)?;
     train(mapping, family)?;
     timesteps(mapping)?;
     let mse = ("mse_strength", Some("mse"), 1.0);
@@ -69,6 +73,25 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimizer(mapping)?;
     samples(mapping, family)?;
     output(mapping, is_full)
+}
+
+/// A transformer of its own stands beside the other parts of the base.
+fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let (from, own) = ("base_model_name", "transformer.model_name");
+    match mapping.config.text(own)? {
+        Some(path) => {
+            let path = mapping.places.model(&path);
+            mapping.set("base.path", path, own);
+            let rest = mapping.config.text(from)?.ok_or_else(|| mapping.config.missing(from))?;
+            let rest = mapping.places.model(&rest);
+            mapping.set("base.rest", rest, from);
+        }
+        None => {
+            let typed = mapping.base(from)?;
+            family.refuse_dev(mapping, from, &typed);
+        }
+    }
+    Ok(())
 }
 
 fn precision(
@@ -193,74 +216,6 @@ fn concept(mapping: &mut Mapping, index: usize) -> Result<(), ImportError> {
     let from = key("balancing_strategy");
     if !matches!(mapping.config.text(&from)?.as_deref(), None | Some("REPEATS")) {
         mapping.differs(&from, "`balancing` is taken as repeats of each image");
-    }
-    Ok(())
-}
-
-fn adapter(mapping: &mut Mapping, family: ForeignFamily, is_full: bool) -> Result<(), ImportError> {
-    if is_full {
-        let typed = mapping.config.peek("training_method").map(|_| "full");
-        mapping.set_or("adapter.kind", typed, "full", "training_method");
-        return Ok(());
-    }
-    let is_dora = mapping.config.flag("lora_decompose")? == Some(true);
-    let (kind, from) = match mapping.config.text("peft_type")?.as_deref() {
-        Some("LOHA") => ("loha", "peft_type"),
-        other => {
-            if !matches!(other, None | Some("LORA")) {
-                mapping.refuse("peft_type", "hearth has OneTrainer's LoRA, DoRA and LoHa");
-            }
-            if is_dora { ("dora", "lora_decompose") } else { ("lora", "training_method") }
-        }
-    };
-    mapping.set("adapter.kind", kind, from);
-    mapping.whole("lora_rank", "adapter.rank", 16)?;
-    mapping.number("lora_alpha", "adapter.alpha", 1.0)?;
-    if let Some(dropout) =
-        mapping.config.number("dropout_probability")?.filter(|dropout| *dropout > 0.0)
-    {
-        if kind == "loha" {
-            mapping.differs("dropout_probability", "hearth's LoHa has no dropout");
-        } else {
-            mapping.set("adapter.dropout", dropout, "dropout_probability");
-        }
-    }
-    targets(mapping, family)
-}
-
-fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
-    let preset = mapping.config.text("layer_filter_preset")?;
-    let filter = mapping.config.text("layer_filter")?;
-    if mapping.config.flag("layer_filter_regex")? == Some(true) {
-        mapping.refuse(
-            "layer_filter_regex",
-            "layers are chosen by name: write adapter.targets into the job",
-        );
-    }
-    match (preset.as_deref(), &filter) {
-        (Some("attn-only"), _) => {
-            mapping.set("adapter.targets", "attention", "layer_filter_preset");
-        }
-        (Some("attn-mlp"), _) => mapping.set("adapter.targets", "all", "layer_filter_preset"),
-        (Some("blocks"), _) => {
-            mapping.set("adapter.targets", family.all_layers(), "layer_filter_preset");
-        }
-        (None | Some("full"), None) => {
-            mapping.differs(
-                "layer_filter_preset",
-                "layers of the blocks have an adapter, there those before and behind them too",
-            );
-            mapping.set_default("adapter.targets", family.all_layers(), "layer_filter_preset");
-        }
-        (_, Some(filter)) => {
-            let names = filter.split(',').map(str::trim).filter(|name| !name.is_empty());
-            let names: Vec<String> = names.map(|name| format!("*{name}*")).collect();
-            mapping.set("adapter.targets", names, "layer_filter");
-        }
-        (Some(_), None) => mapping.refuse(
-            "layer_filter_preset",
-            "hearth does not know it: write adapter.targets into the job",
-        ),
     }
     Ok(())
 }
@@ -422,7 +377,7 @@ fn samples(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
     let defaults = SampleDefaults {
         from: "samples",
         every,
-        has_guidance: is_flux,
+        kind: GuidanceKind::of(family),
         ..SampleDefaults::default()
     };
     prompts::write(mapping, &prompts, defaults);
@@ -448,8 +403,10 @@ fn output(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
         let name = match format.as_deref().unwrap_or_default() {
             name if name.contains("KOHYA") => "kohya",
             name if name.contains("COMFY") => "comfyui",
-            // diffusers has no form for it.
-            _ if mapping.value("adapter.kind").is_some_and(|kind| kind == "loha") => "comfyui",
+            // diffusers has no form for them.
+            _ if mapping.value("adapter.kind").is_some_and(|it| it == "loha" || it == "lokr") => {
+                "comfyui"
+            }
             _ => "diffusers",
         };
         mapping.set_or(
@@ -464,129 +421,3 @@ fn output(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
     }
     Ok(())
 }
-
-const RULES: &[KeyRule] = &[
-    differs(
-        "text_encoder.train text_encoder_2.train text_encoder_3.train \
-         text_encoder_4.train",
-        "text encoders are not trained",
-    ),
-    differs(
-        "text_encoder_2.dropout_probability text_encoder_3.dropout_probability",
-        "hearth drops whole captions alone",
-    ),
-    differs(
-        "transformer.attention_mask",
-        "text embeddings have no attention mask, as in diffusers",
-    ),
-    differs(
-        "transformer.model_name vae.model_name text_encoder.model_name \
-         text_encoder_2.model_name text_encoder_3.model_name",
-        "all parts are those of base.path; a checkpoint file has base.vae and \
-         base.text_encoders beside it",
-    ),
-    differs("transformer.stop_training_after", "all is trained to the end"),
-    refused("transformer.train", "hearth trains the transformer").unless(&["true"]),
-    differs(
-        "concepts[].image.enable_random_rotate concepts[].image.enable_random_brightness \
-         concepts[].image.enable_random_contrast \
-         concepts[].image.enable_random_saturation concepts[].image.enable_random_hue \
-         concepts[].image.enable_fixed_flip concepts[].image.enable_fixed_rotate \
-         concepts[].image.enable_fixed_brightness concepts[].image.enable_fixed_contrast \
-         concepts[].image.enable_fixed_saturation concepts[].image.enable_fixed_hue",
-        "hearth flips sideways and crops alone",
-    ),
-    differs("concepts[].include_subdirectories", "folders within are read too").unless(&["true"]),
-    differs(
-        "concepts[].text.tag_dropout_enable concepts[].text.caps_randomize_enable",
-        "captions are used as they are",
-    ),
-    differs("loss_weight_fn", "all timesteps have the same weight").unless(&["constant"]),
-    differs("loss_scaler learning_rate_scaler", "the loss and the rate are as they are written"),
-    differs(
-        "offset_noise_weight generalized_offset_noise perturbation_noise_weight \
-         rescale_noise_scheduler_to_zero_terminal_snr",
-        "hearth has no such change of noise",
-    ),
-    differs(
-        "learning_rate_min_factor custom_learning_rate_scheduler scheduler_params*",
-        "schedules end at 0",
-    ),
-    differs("learning_rate_cycles", "schedules run once over the whole job").unless(&["1", "1.0"]),
-    differs(
-        "normalize_masked_area_loss",
-        "the loss of an image with a mask is the mean over all of it",
-    )
-    .with("masked_training"),
-    differs("masked_prior_preservation_weight", "what a mask leaves out has no loss of its own")
-        .with("masked_training"),
-    refused(
-        "custom_conditioning_image force_v_prediction force_epsilon_prediction",
-        "hearth trains by flow matching alone",
-    ),
-    refused("lora_model_name", "hearth begins with a new adapter"),
-    no_effect(
-        "__version config_version debug_mode debug_dir cache_dir huggingface_cache_dir \
-         offline_mode continue_last_backup prevent_overwrites include_train_config \
-         only_cache clear_cache_before_training latent_caching dataloader_threads \
-         secrets.* cloud.*",
-        "how the program runs; the result is the same",
-    ),
-    no_effect(
-        "train_device temp_device multi_gpu device_indexes gradient_reduce_precision \
-         fused_gradient_reduce async_* enable_autocast_cache compile attention_mechanism \
-         force_circular_padding gradient_checkpointing layer_offload_fraction \
-         quantization.*",
-        "the plan chooses how it is computed; the result is the same",
-    ),
-    no_effect(
-        "weight_dtype output_dtype fallback_train_dtype lora_weight_dtype \
-         embedding_weight_dtype vae.* unet.* prior.* decoder* effnet_encoder.* \
-         unconditional_transformer.*",
-        "parts that are not trained; the adapter is trained in f32",
-    ),
-    no_effect(
-        "transformer.* text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.* \
-         text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip \
-         text_encoder_4_layer_skip text_encoder_sequence_length \
-         text_encoder_2_sequence_length",
-        "memory, and text encoders, which read captions as the model's makers have it",
-    ),
-    no_effect(
-        "tensorboard_* samples_to_tensorboard sample_image_format sample_video_format \
-         sample_audio_format sample_skip_first sample_definition_file_name \
-         non_ema_sampling samples[].*",
-        "samples alone depend on it",
-    ),
-    no_effect(
-        "backup_* rolling_backup* save_skip_first save_filename_prefix validate_after \
-         validate_after_unit validation",
-        "checkpoints always hold the whole state; data.validation holds images out",
-    ),
-    no_effect(
-        "optimizer_defaults.* optimizer.foreach optimizer.fused optimizer.is_paged \
-         optimizer.optim_bits optimizer.min_8bit_size optimizer.quant_block_size \
-         optimizer.percentile_clipping optimizer.block_wise optimizer.capturable \
-         optimizer.differentiable optimizer.maximize optimizer.stochastic_rounding \
-         optimizer.compile optimizer.fsdp_in_use optimizer.fused_back_pass",
-        "how the optimizer computes",
-    ),
-    differs("optimizer.*", "hearth's AdamW has no such setting"),
-    no_effect("aspect_ratio_bucketing frames", "images keep their aspect ratio"),
-    no_effect(
-        "embedding.* additional_embeddings* bundle_additional_embeddings \
-         embedding_learning_rate preserve_embedding_norm oft_* lokr_* lora_decompose_* \
-         svd_dtype svd_rank",
-        "for what is not trained here",
-    ),
-    no_effect(
-        "concepts[].name concepts[].seed concepts[].concept_stats* \
-         concepts[].text_variations concepts[].image_variations concepts[].text.* \
-         concepts[].image.* concepts[].path concepts[].balancing \
-         concepts[].balancing_strategy",
-        "nothing here depends on it",
-    ),
-    no_effect("huber_delta loss_weight_strength vb_loss_strength", "for losses that are off"),
-    no_effect("unmasked_probability unmasked_weight", "for `masked_training`"),
-    no_effect("ema_decay ema_update_step_interval", "for `ema`"),
-];

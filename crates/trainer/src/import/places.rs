@@ -52,12 +52,39 @@ impl Places {
 
     /// A model for the job. The hub's name of one that is not there stays a name.
     pub fn model(&self, typed: &str) -> String {
-        if self.find(typed).is_none() && is_hub_name(typed) {
+        if let Some(name) = hub_file(typed) {
+            name
+        } else if self.find(typed).is_none() && is_hub_name(typed) {
             typed.into()
         } else {
             self.written(typed)
         }
     }
+
+    /// The same where `owner/name/file` is a file of the hub, if it is not there.
+    pub fn model_file(&self, typed: &str) -> String {
+        let is_file = typed.split('/').filter(|part| !part.is_empty()).count() == 3
+            && FILES.iter().any(|end| typed.ends_with(end))
+            && typed.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if is_file && self.find(typed).is_none() {
+            format!("hf:{typed}")
+        } else {
+            self.model(typed)
+        }
+    }
+}
+
+/// Endings of models in one file.
+const FILES: [&str; 5] = [".safetensors", ".gguf", ".ckpt", ".pt", ".sft"];
+
+/// The name of a file of the hub whose address this is.
+fn hub_file(typed: &str) -> Option<String> {
+    let path = typed.strip_prefix("https://huggingface.co/")?;
+    let path = path.split('?').next().unwrap_or(path);
+    let parts: Vec<&str> = path.splitn(5, '/').collect();
+    let [owner, name, "blob" | "resolve", revision, file] = parts[..] else { return None };
+    let revision = if revision == "main" { String::new() } else { format!("@{revision}") };
+    Some(format!("hf:{owner}/{name}{revision}/{file}"))
 }
 
 /// Whether it reads as `owner/name` on the hub.
@@ -66,8 +93,7 @@ pub(super) fn is_hub_name(typed: &str) -> bool {
         word.starts_with(|c: char| c.is_ascii_alphanumeric())
             && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
-    let is_file =
-        [".safetensors", ".gguf", ".ckpt", ".pt", ".sft"].iter().any(|end| typed.ends_with(end));
+    let is_file = FILES.iter().any(|end| typed.ends_with(end));
     let mut words = typed.split('/');
     let both = (words.next(), words.next(), words.next());
     matches!(both, (Some(owner), Some(name), None) if is_word(owner) && is_word(name)) && !is_file
@@ -112,5 +138,12 @@ mod tests {
             at("models/flux1-dev.safetensors")
         );
         assert_eq!(places.model("trainer/images"), at("trainer/images"));
+        let file = |typed: &str| places.model_file(typed);
+        assert_eq!(file("owner/name/a.safetensors"), "hf:owner/name/a.safetensors");
+        assert_eq!(file("owner/name"), "owner/name");
+        assert_eq!(file("/a/b/c.safetensors"), "/a/b/c.safetensors");
+        let address = |rest: &str| places.model(&format!("https://huggingface.co/{rest}"));
+        assert_eq!(address("a/b/blob/main/c.gguf"), "hf:a/b/c.gguf");
+        assert_eq!(address("a/b/resolve/v2/d/c.gguf"), "hf:a/b@v2/d/c.gguf");
     }
 }

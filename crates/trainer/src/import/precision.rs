@@ -33,8 +33,10 @@ pub(super) fn quantisation(name: &str) -> Option<(&'static str, bool)> {
     match () {
         () if has("nf4") || has("nfloat_4") => Some(("nf4", true)),
         () if has("fp8") || has("float8") || has("float_8") => Some(("fp8", true)),
+        // Activations are quantised as well there.
+        () if has("w8a8") => Some((if has("int") { "int8" } else { "fp8" }, false)),
         () if has("int8") || has("uint8") || has("int_8") || has("gguf") => {
-            Some(("int8", has("int8")))
+            Some(("int8", has("int8") || has("int_8")))
         }
         () if ["int2", "int3", "int4", "uint", "fp4", "float4"].iter().any(|part| has(part)) => {
             Some(("nf4", false))
@@ -56,7 +58,9 @@ pub(super) fn write_quantisation(
     };
     match quantisation(name) {
         Some((format, is_same)) => {
-            if !is_same {
+            if name.to_lowercase().contains("w8a8") {
+                mapping.differs(from, "weights are quantised alone, there what goes into them too");
+            } else if !is_same {
                 mapping.differs(from, format!("{format} is the nearest of int8, nf4 and fp8"));
             }
             mapping.set(key, format, from);

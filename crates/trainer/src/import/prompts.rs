@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::family::ForeignFamily;
 use super::mapping::Mapping;
 
 /// A prompt of another trainer.
@@ -70,8 +71,42 @@ pub(super) struct SampleDefaults<'a> {
     pub cfg_scale: SampleNumber<'a>,
     pub guidance: SampleNumber<'a>,
     pub seed: SampleNumber<'a>,
-    /// Whether the model has a guidance embedding, so that classifier-free guidance is apart from it.
-    pub has_guidance: bool,
+    pub kind: GuidanceKind,
+}
+
+/// How the guidance scale of samples counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum GuidanceKind {
+    /// Classifier-free guidance; 1 is without.
+    #[default]
+    ClassifierFree,
+    /// The model has a guidance embedding, and classifier-free guidance is apart from it.
+    Embedded,
+    /// 1 is without there, and 0 here: the scale is one less.
+    FromOne,
+    /// Counted from 0 there too, but off up to 1.
+    FromZero,
+}
+
+impl GuidanceKind {
+    /// That of a family, for a trainer whose Z-Image counts from 1.
+    pub fn of(family: ForeignFamily) -> Self {
+        match family {
+            ForeignFamily::Flux => Self::Embedded,
+            ForeignFamily::ZImage => Self::FromOne,
+            _ => Self::ClassifierFree,
+        }
+    }
+
+    /// The scale of classifier-free guidance, as hearth counts it.
+    fn scale(self, scale: f64) -> f64 {
+        match self {
+            Self::ClassifierFree | Self::Embedded => scale.max(1.0),
+            Self::FromOne => (scale - 1.0).max(0.0),
+            Self::FromZero if scale > 1.0 => scale,
+            Self::FromZero => 0.0,
+        }
+    }
 }
 
 impl<'a> SampleNumber<'a> {
@@ -111,14 +146,14 @@ pub(super) fn write(mapping: &mut Mapping, prompts: &[SamplePrompt], default: Sa
     write_number(mapping, "sample.steps", steps, |steps| Some(Value::from(steps as u64)));
     let cfg_scale = default.cfg_scale.under(first.cfg_scale, from);
     let guidance = default.guidance.under(first.guidance, from);
-    let at_least_1 = |scale: f64| Some(Value::from(scale.max(1.0)));
-    if default.has_guidance {
-        write_number(mapping, "sample.guidance_scale", guidance, at_least_1);
+    let counted = |scale: f64| Some(Value::from(default.kind.scale(scale)));
+    if default.kind == GuidanceKind::Embedded {
+        write_number(mapping, "sample.guidance_scale", guidance, counted);
         let above_1 = |scale: f64| (scale > 1.0).then(|| Value::from(scale));
         write_number(mapping, "sample.true_cfg_scale", cfg_scale, above_1);
     } else {
         let scale = if cfg_scale.value.is_some() { cfg_scale } else { guidance };
-        write_number(mapping, "sample.guidance_scale", scale, at_least_1);
+        write_number(mapping, "sample.guidance_scale", scale, counted);
     }
     let seed = default.seed.under(first.seed, from);
     write_number(mapping, "sample.seed", seed, |seed| {

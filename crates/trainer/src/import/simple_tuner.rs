@@ -2,6 +2,7 @@
 //! <https://github.com/bghira/SimpleTuner/tree/bc8e6ab77>: the field registry for defaults, `helpers/models` for targets.
 
 mod backends;
+mod base;
 mod lycoris;
 mod rules;
 
@@ -16,7 +17,7 @@ use super::loss;
 use super::mapping::Mapping;
 use super::optimization::{self, AdamDefaults, AdamKeys, TORCH_ADAMW};
 use super::precision;
-use super::prompts::{self, SampleDefaults, SampleNumber, SamplePrompt};
+use super::prompts::{self, GuidanceKind, SampleDefaults, SampleNumber, SamplePrompt};
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     name: "SimpleTuner",
@@ -68,16 +69,19 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         "qwen_image" => ForeignFamily::QwenImage,
         "kandinsky5_image" => ForeignFamily::Kandinsky5Image,
         "kandinsky5_video" => ForeignFamily::Kandinsky5Video,
+        "flux2" => ForeignFamily::Flux2Klein,
+        "z_image" => ForeignFamily::ZImage,
         _ => {
             mapping.refuse("model_family", TRAINED);
             return Ok(());
         }
     };
-    base(mapping, family)?;
+    base::write(mapping, family)?;
     let is_full = mapping.config.text("model_type")?.as_deref() != Some("lora");
     precision(mapping, is_full)?;
     backends::write(mapping, family)?;
     adapter(mapping, family, is_full)?;
+    base::training_adapter(mapping, family)?;
     train(mapping)?;
     timesteps(mapping, family)?;
     let snr = "the threshold falls with noise, SimpleTuner's rises";
@@ -85,69 +89,6 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimizer(mapping)?;
     samples(mapping, family)?;
     output(mapping)
-}
-
-/// Models that a family's flavours stand for; the first is the default.
-const FLAVOURS: &[(ForeignFamily, &[(&str, &str)])] = &[
-    (
-        ForeignFamily::Flux,
-        &[
-            ("krea", "black-forest-labs/FLUX.1-Krea-dev"),
-            ("dev", "black-forest-labs/FLUX.1-dev"),
-            ("schnell", "black-forest-labs/FLUX.1-schnell"),
-            ("kontext", "black-forest-labs/FLUX.1-Kontext-dev"),
-        ],
-    ),
-    (
-        ForeignFamily::Sd3,
-        &[
-            ("medium", "stabilityai/stable-diffusion-3.5-medium"),
-            ("large", "stabilityai/stable-diffusion-3.5-large"),
-        ],
-    ),
-    (
-        ForeignFamily::QwenImage,
-        &[
-            ("v2.0", "Qwen/Qwen-Image-2512"),
-            ("v1.0", "Qwen/Qwen-Image"),
-            ("edit-v1", "Qwen/Qwen-Image-Edit"),
-            ("edit-v2", "Qwen/Qwen-Image-Edit-2509"),
-            ("edit-v3", "Qwen/Qwen-Image-Edit-2511"),
-        ],
-    ),
-    (
-        ForeignFamily::Kandinsky5Image,
-        &[
-            ("t2i-lite-sft", "kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers"),
-            ("t2i-lite-pretrain", "kandinskylab/Kandinsky-5.0-T2I-Lite-pretrain-Diffusers"),
-        ],
-    ),
-    (
-        ForeignFamily::Kandinsky5Video,
-        &[
-            ("t2v-lite-sft-5s", "kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers"),
-            ("t2v-lite-pretrain-5s", "kandinskylab/Kandinsky-5.0-T2V-Lite-pretrain-5s-Diffusers"),
-            ("t2v-pro-sft-5s-hd", "kandinskylab/Kandinsky-5.0-T2V-Pro-sft-5s-Diffusers"),
-        ],
-    ),
-];
-
-fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
-    let flavour = mapping.config.text("model_flavour")?;
-    if mapping.config.peek("pretrained_model_name_or_path").is_some() {
-        return mapping.base("pretrained_model_name_or_path").map(drop);
-    }
-    let of_family = FLAVOURS.iter().find(|(of, _)| *of == family).map_or(&[][..], |(_, all)| all);
-    let found = match &flavour {
-        Some(name) => of_family.iter().find(|(of, _)| of == name),
-        None => of_family.first(),
-    };
-    let Some((_, model)) = found else {
-        mapping.refuse("model_flavour", "hearth does not train this model");
-        return Ok(());
-    };
-    mapping.set_or("base.path", flavour.map(|_| *model), *model, "model_flavour");
-    Ok(())
 }
 
 fn precision(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
@@ -232,6 +173,7 @@ fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
         ForeignFamily::Kandinsky5Image | ForeignFamily::Kandinsky5Video => {
             (vec!["to_key", "to_query", "to_value"], true)
         }
+        ForeignFamily::Flux2Klein => (FLUX2_TARGETS.to_vec(), true),
         _ => (plain.to_vec(), true),
     };
     if !is_known {
@@ -240,10 +182,20 @@ fn targets(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
             "the layers of `all` have an adapter; adapter.targets can name others",
         );
     }
-    let from = if family == ForeignFamily::Flux { "flux_lora_target" } else { "its own targets" };
-    mapping.set_or("adapter.targets", typed.map(|_| names.clone()), names, from);
+    if family == ForeignFamily::Flux {
+        mapping.set_or("adapter.targets", typed.map(|_| names.clone()), names, "flux_lora_target");
+        return Ok(());
+    }
+    mapping.set_default("adapter.targets", names, "its own targets");
+    if typed.is_some() {
+        mapping.no_effect("flux_lora_target", "for FLUX.1");
+    }
     Ok(())
 }
+
+/// Of FLUX.2, whatever `flux_lora_target` says.
+const FLUX2_TARGETS: [&str; 5] =
+    ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.to_qkv_mlp_proj"];
 
 fn train(mapping: &mut Mapping) -> Result<(), ImportError> {
     let steps = mapping.config.whole("max_train_steps")?.filter(|steps| *steps > 0);
@@ -388,6 +340,12 @@ fn samples(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
     let side = |index: usize| {
         SampleNumber::of(size.get(index).or(size.first()).copied(), "validation_resolution")
     };
+    let is_real = mapping.config.number("validation_guidance_real")?.is_some_and(|it| it != 1.0);
+    let scale = match family {
+        ForeignFamily::Flux => "validation_guidance_real",
+        ForeignFamily::Flux2Klein if is_real => "validation_guidance_real",
+        _ => "validation_guidance",
+    };
     let mut number =
         |key: &'static str| mapping.config.number(key).map(|it| SampleNumber::of(it, key));
     let defaults = SampleDefaults {
@@ -396,14 +354,13 @@ fn samples(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
         width: side(0),
         height: side(1),
         steps: number("validation_num_inference_steps")?,
-        cfg_scale: number(if family == ForeignFamily::Flux {
-            "validation_guidance_real"
-        } else {
-            "validation_guidance"
-        })?,
+        cfg_scale: number(scale)?,
         guidance: number("validation_guidance")?,
         seed: number("validation_seed")?,
-        has_guidance: family == ForeignFamily::Flux,
+        kind: match family {
+            ForeignFamily::ZImage => GuidanceKind::FromZero,
+            _ => GuidanceKind::of(family),
+        },
     };
     if mapping.config.flag("validation_disable")? == Some(true) {
         prompts.clear();

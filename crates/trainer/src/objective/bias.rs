@@ -46,7 +46,7 @@ impl TimestepBias {
 
 impl WeightingScheme {
     /// The fraction below which a share of draws are, 0 to 1.
-    fn quantile(self, share: f64) -> f64 {
+    pub(crate) fn quantile(self, share: f64) -> f64 {
         match self {
             // Falls with the uniform number.
             Self::Mode { .. } => self.sample_u(1.0 - share, 0.0),

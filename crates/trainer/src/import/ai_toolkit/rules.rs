@@ -51,13 +51,13 @@ pub(super) const RULES: &[KeyRule] = &[
     ),
     no_effect(
         "train.train_unet train.train_refiner train.num_train_timesteps model.dtype \
-         model.vae_dtype model.te_dtype model.model_kwargs.* model.use_flux_cfg \
+         model.vae_dtype model.te_dtype model.model_kwargs model.model_kwargs.* model.use_flux_cfg \
          train.start_step",
         "what hearth does",
     ),
     no_effect("datasets[].type datasets[].replay_transforms", "as hearth does it"),
     no_effect(
-        "datasets[].fps datasets[].shrink_video_to_frames datasets[].auto_frame_count \
+        "datasets[].do_i2v datasets[].do_audio datasets[].fps datasets[].shrink_video_to_frames datasets[].auto_frame_count \
          datasets[].trim_auto_frame_count_tail sample.num_frames sample.fps",
         "for videos",
     ),
@@ -88,8 +88,6 @@ pub(super) const RULES: &[KeyRule] = &[
         "ai-toolkit does not read it: regularisation images are drawn as content_or_style says",
     ),
     differs("train.next_sample_timesteps", "there is no such distribution of timesteps"),
-    differs("train.min_denoising_steps", "all timesteps are trained"),
-    differs("train.max_denoising_steps", "all timesteps are trained").unless(&["999", "1000"]),
     differs(
         "train.noise_offset train.dynamic_noise_offset train.snr_gamma train.min_snr_gamma \
          train.weight_jitter train.random_noise_multiplier train.do_signal* \
@@ -132,8 +130,7 @@ pub(super) const RULES: &[KeyRule] = &[
     )
     .unless(&["1"]),
     refused(
-        "datasets[].control_from_same_folder datasets[].controls datasets[].clip_image_path \
-         datasets[].do_i2v datasets[].do_audio",
+        "datasets[].control_from_same_folder datasets[].controls datasets[].clip_image_path",
         "reference images are in folders of their own (data.references)",
     ),
     refused("train.train_text_encoder", "text encoders are not trained"),
@@ -143,7 +140,7 @@ pub(super) const RULES: &[KeyRule] = &[
         "hearth has no such loss",
     ),
     refused(
-        "model.lora_path model.assistant_lora_path model.inference_lora_path \
+        "model.lora_path model.inference_lora_path \
          model.unconditional_lora_path model.refiner_name_or_path",
         "hearth trains beside the base alone; `hearth export` merges an adapter into it",
     ),

@@ -56,7 +56,7 @@ pub(super) fn precision(mapping: &mut Mapping, is_full: bool) -> Result<(), Impo
     let is_fp8 = mapping.config.is_on(from);
     precision::write_quantisation(mapping, "base.quantise", is_fp8.then_some("fp8"), from);
     let mut encoders = None;
-    for key in ["fp8_vl", "fp8_t5", "fp8_llm"] {
+    for key in ["fp8_vl", "fp8_t5", "fp8_llm", "fp8_text_encoder"] {
         if mapping.config.flag(key)? == Some(true) {
             encoders = Some(key);
         }

@@ -69,8 +69,16 @@ fn kind(document: &Document) -> Option<KohyaFile> {
 }
 
 fn is_musubi(document: &Document) -> bool {
-    const PROGRAMS: [&str; 6] =
-        ["qwen_image", "flux_kontext", "kandinsky5", "hv_train", "wan_train", "fpack"];
+    const PROGRAMS: [&str; 8] = [
+        "qwen_image",
+        "flux_kontext",
+        "flux_2",
+        "zimage",
+        "kandinsky5",
+        "hv_train",
+        "wan_train",
+        "fpack",
+    ];
     let flags = flat(&document.root);
     let program = document.program.as_deref().unwrap_or_default();
     flags.contains_key("dit") || PROGRAMS.iter().any(|name| program.contains(name))

@@ -1,9 +1,10 @@
-//! musubi-tuner: LoRA and full fine-tunes of Qwen-Image, FLUX.1 Kontext and Kandinsky 5.
+//! musubi-tuner: LoRA and full fine-tunes of Qwen-Image, FLUX.1 Kontext, FLUX.2 klein, Z-Image and Kandinsky 5.
 
 use super::super::error::ImportError;
-use super::super::family::{ForeignFamily, TRAINED};
+use super::super::family::{self, ForeignFamily, TRAINED};
 use super::super::mapping::Mapping;
-use super::super::prompts::{SampleDefaults, SampleNumber};
+use super::super::prompts::{GuidanceKind, SampleDefaults, SampleNumber};
+use super::super::training_adapter;
 use super::datasets::{self, Sections};
 use super::{DATASET, flags, timesteps};
 
@@ -13,14 +14,9 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     // LyCORIS' modules are for all families.
     let of_family = module.clone().filter(|module| !flags::is_lycoris(module));
     let name = of_family.unwrap_or_else(|| program.clone());
-    let family = match name.as_str() {
-        name if name.contains("qwen_image") => ForeignFamily::QwenImage,
-        name if name.contains("lora_flux") && !name.contains("flux_2") => ForeignFamily::Flux,
-        name if name.contains("kandinsky") => ForeignFamily::Kandinsky5Image,
-        _ => {
-            mapping.refuse("network_module", TRAINED);
-            return Ok(());
-        }
+    let Some(family) = family(&name) else {
+        mapping.refuse("network_module", TRAINED);
+        return Ok(());
     };
     let is_full = module.is_none();
     base(mapping, family)?;
@@ -33,33 +29,100 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         // FLUX.1's modulations are left out, as Qwen-Image's are.
         let targets = if family == ForeignFamily::Flux { "all" } else { "kohya" };
         mapping.set_default("adapter.targets", targets, "what musubi-tuner trains");
+        if family == ForeignFamily::Flux2Klein {
+            family::tell_fused(mapping, "network_module");
+        }
     }
+    merged_adapter(mapping, family)?;
     flags::length(mapping)?;
     timesteps::write(mapping, "none", 1.0)?;
+    tell_shift(mapping, family)?;
     flags::timestep_range(mapping)?;
     if family == ForeignFamily::Flux {
         mapping.number("guidance_scale", "train.guidance_scale", 1.0)?;
     }
     flags::optimizer(mapping)?;
-    let defaults = SampleDefaults {
-        width: SampleNumber::unless_said(256.0),
-        height: SampleNumber::unless_said(256.0),
-        steps: SampleNumber::unless_said(20.0),
-        has_guidance: family == ForeignFamily::Flux,
-        ..SampleDefaults::default()
-    };
-    flags::samples(mapping, defaults)?;
+    flags::samples(mapping, samples(family))?;
     flags::output(mapping)
+}
+
+/// By the name of the module, or of the program.
+fn family(name: &str) -> Option<ForeignFamily> {
+    match name {
+        name if name.contains("qwen_image") => Some(ForeignFamily::QwenImage),
+        name if name.contains("zimage") => Some(ForeignFamily::ZImage),
+        name if name.contains("flux_2") => Some(ForeignFamily::Flux2Klein),
+        name if name.contains("lora_flux") => Some(ForeignFamily::Flux),
+        name if name.contains("kandinsky") => Some(ForeignFamily::Kandinsky5Image),
+        _ => None,
+    }
+}
+
+/// `sample_image_inference` of each program.
+fn samples(family: ForeignFamily) -> SampleDefaults<'static> {
+    let number = SampleNumber::unless_said;
+    let of_family = match family {
+        ForeignFamily::ZImage => SampleDefaults {
+            guidance: number(4.0),
+            kind: GuidanceKind::FromZero,
+            ..SampleDefaults::default()
+        },
+        ForeignFamily::Flux2Klein => {
+            SampleDefaults { guidance: number(4.0), ..SampleDefaults::default() }
+        }
+        _ => SampleDefaults { kind: GuidanceKind::of(family), ..SampleDefaults::default() },
+    };
+    SampleDefaults { width: number(256.0), height: number(256.0), steps: number(20.0), ..of_family }
+}
+
+/// An adapter that is merged into the base before training: for Z-Image Turbo one that undoes its distillation. With others
+/// the result is meant for the merged model; a rule refuses them.
+fn merged_adapter(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let from = "base_weights";
+    let is_whole = mapping.config.peek("base_weights_multiplier").is_none();
+    if family != ForeignFamily::ZImage || !is_whole {
+        return Ok(());
+    }
+    if let [path] = &mapping.config.texts(from)?[..] {
+        let path = mapping.places.written(path);
+        training_adapter::write(mapping, &path, from);
+        mapping.differs(from, "samples are drawn without it");
+    } else if mapping.config.is_on(from) {
+        mapping.refuse(from, "hearth has one adapter beside the one that is trained");
+    }
+    Ok(())
+}
+
+/// Tells of a shift by the size of an image that is made for another model.
+fn tell_shift(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let from = "timestep_sampling";
+    let own = match family {
+        ForeignFamily::QwenImage => "qwen_shift",
+        ForeignFamily::Flux2Klein => "flux2_shift",
+        _ => "flux_shift",
+    };
+    let typed = mapping.config.text(from)?;
+    let is_by_size = |name: &String| ["qwen_shift", "flux2_shift", "flux_shift"].contains(&&**name);
+    if typed.is_some_and(|name| is_by_size(&name) && name != own) {
+        mapping.differs(from, format!("the shift by an image's size is that of `{own}`"));
+    }
+    Ok(())
 }
 
 fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     let encoders: &[&str] = match family {
-        ForeignFamily::QwenImage => &["text_encoder"],
+        ForeignFamily::QwenImage | ForeignFamily::Flux2Klein | ForeignFamily::ZImage => {
+            &["text_encoder"]
+        }
         ForeignFamily::Flux => &["text_encoder1", "text_encoder2"],
         _ => &["text_encoder_qwen", "text_encoder_clip"],
     };
     flags::base(mapping, "dit", "vae", encoders)?;
     match mapping.config.text("model_version")?.as_deref() {
+        None | Some("dev") if family == ForeignFamily::Flux2Klein => {
+            let why = "hearth trains FLUX.2 klein, not dev, which it is if nothing is said";
+            mapping.refuse("model_version", why);
+        }
         Some("layered") => mapping.refuse("model_version", "hearth has no layered images"),
         Some(_) => {
             mapping.no_effect("model_version", "the checkpoint and the reference images tell it");

@@ -174,7 +174,8 @@ pub(super) const MUSUBI: &[KeyRule] = &[
     ),
     no_effect("~fp_latent_window_size ~fp_1f_* ~max_frames", "for other models"),
     differs(
-        "~no_resize_control ~flux_kontext_no_resize_control ~qwen_image_edit_no_resize_control",
+        "~no_resize_control ~flux_kontext_no_resize_control ~qwen_image_edit_no_resize_control \
+         ~flux_2_no_resize_control",
         "references are scaled to data.reference_resolution",
     ),
     differs("~frame_stride ~source_fps", "clips are resampled to data.fps"),
@@ -187,6 +188,7 @@ pub(super) const MUSUBI: &[KeyRule] = &[
     .unless(&["first"]),
     differs("force_nabla_attention nabla_*", "attention is computed in full"),
     no_effect("guidance_scale", "the model has no guidance embedding"),
+    no_effect("use_32bit_attention", "which kernels compute it"),
     differs("full_bf16", "the adapter is trained in f32"),
     no_effect("edit edit_plus", "the checkpoint and the reference images tell it"),
 ];

@@ -7,7 +7,7 @@ use super::super::error::ImportError;
 use super::super::family::{ForeignFamily, TRAINED};
 use super::super::loss;
 use super::super::mapping::Mapping;
-use super::super::prompts::{SampleDefaults, SampleNumber};
+use super::super::prompts::{GuidanceKind, SampleDefaults, SampleNumber};
 use super::datasets::{self, Sections};
 use super::{DATASET, flags, timesteps};
 
@@ -48,7 +48,7 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         steps: number(if is_flux { 20.0 } else { 30.0 }),
         cfg_scale: number(if is_flux { 1.0 } else { 7.5 }),
         guidance: number(3.5),
-        has_guidance: is_flux,
+        kind: GuidanceKind::of(family),
         ..SampleDefaults::default()
     };
     flags::samples(mapping, defaults)?;

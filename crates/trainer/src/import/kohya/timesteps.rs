@@ -31,7 +31,7 @@ pub(super) fn write(
             scheme_is(mapping, "uniform");
             mapping.set("train.timestep_shift", 1.0, from);
         }
-        "sigmoid" | "shift" | "flux_shift" | "qwen_shift" => {
+        "sigmoid" | "shift" | "flux_shift" | "flux2_shift" | "qwen_shift" => {
             scheme_is(mapping, "logit_normal");
             mapping.set_or("train.logit_std", scale, 1.0, scale_from);
             match method {

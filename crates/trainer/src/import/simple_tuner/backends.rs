@@ -38,7 +38,10 @@ pub(super) fn write(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), 
         first = first.or(Some(index));
         let entry = entry(mapping, index)?;
         data_folder::begin(mapping, &entry);
-        if let Some(step) = mapping.config.whole("aspect_bucket_alignment")? {
+        let step = mapping.config.whole("aspect_bucket_alignment")?;
+        if family == ForeignFamily::Flux2Klein {
+            mapping.set_default("data.bucket_step", 16, "always 16 for FLUX.2");
+        } else if let Some(step) = step {
             mapping.set("data.bucket_step", step, "aspect_bucket_alignment");
         }
         captions(mapping, index, &entry.folder)?;

@@ -23,6 +23,11 @@ pub(super) fn adapter(mapping: &mut Mapping) -> Result<(), ImportError> {
             return Ok(());
         }
     }
+    for key in ["lora_rank", "lora_alpha", "lora_dropout"] {
+        if mapping.config.peek(key).is_some() {
+            mapping.no_effect(key, "there neither: the file of `lycoris_config` says it");
+        }
+    }
     let number = |key: &str| root.get(key).and_then(Value::as_f64);
     let is_on = |key: &str| root.get(key).and_then(Value::as_bool) == Some(true);
     let rank = number("linear_dim").unwrap_or(16.0) as u64;
@@ -40,10 +45,16 @@ pub(super) fn adapter(mapping: &mut Mapping) -> Result<(), ImportError> {
         mapping.differs(FROM, why);
     }
     let targets = root.get("apply_preset").and_then(|preset| preset.get("target_module"));
-    let has = |name: &str| {
-        targets.and_then(Value::as_array).is_some_and(|all| all.iter().any(|it| it == name))
+    let has = |names: &[&str]| {
+        let names: Vec<Value> = names.iter().map(|name| Value::from(*name)).collect();
+        targets.and_then(Value::as_array).is_some_and(|all| names.iter().all(|it| all.contains(it)))
     };
-    match (targets.is_some(), has("Attention"), has("FeedForward")) {
+    // FLUX.2 has classes of its own.
+    let is_blocks = has(&["Flux2TransformerBlock", "Flux2SingleTransformerBlock"]);
+    let has_attention =
+        has(&["Attention"]) || has(&["Flux2Attention", "Flux2ParallelSelfAttention"]);
+    let has_feed_forward = has(&["FeedForward"]) || has(&["Flux2FeedForward"]);
+    match (targets.is_some(), is_blocks || has_attention, is_blocks || has_feed_forward) {
         (true, true, false) => mapping.set("adapter.targets", "attention", FROM),
         (true, false, _) => {
             mapping.refuse(FROM, "layers are chosen by name: write adapter.targets into the job");

@@ -173,11 +173,8 @@ pub(super) const RULES: &[KeyRule] = &[
         "hearth trains the transformer by flow matching alone",
     ),
     refused(
-        "init_lora init_lora_step init_lora_ema assistant_lora_path",
+        "init_lora init_lora_step init_lora_ema",
         "hearth begins with a new adapter; `hearth export` merges one into the base",
     ),
-    no_effect(
-        "assistant_lora_* disable_assistant_lora distillation_config",
-        "for what is not switched on",
-    ),
+    no_effect("assistant_lora_* distillation_config", "for what is not switched on"),
 ];
