@@ -26,7 +26,7 @@ section! {
         text_encoders: Vec<ModelPath> = Default(Vec::new()), Any;
         /// Whose prompt templates and sigmas Kandinsky 5 is run with: `original`, its authors', or `diffusers`. Not set: `original`
         implementation: Option<Implementation> = Default(None), Any;
-        /// LoRA that acts on the frozen base in training alone, and not in samples nor in the result: one that undoes distillation, such as `ostris/zimage_turbo_training_adapter` for Z-Image Turbo. A file, a folder, or a name on the hub
+        /// LoRA that acts on the frozen base in training alone, and not in samples nor in the result: one that undoes distillation, such as `hf:ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors` for Z-Image Turbo. A file, a folder, or a name on the hub
         training_adapter: Option<ModelPath> = Default(None), Any;
         /// Train from scratch: the weights of the base are replaced by random ones
         random_init: bool = Default(false), Any;

@@ -82,7 +82,8 @@ const TURBO: DiffusionFamily = DiffusionFamily {
     title: "a Z-Image Turbo",
     distilled: Some(
         "set base.training_adapter to an adapter that undoes the distillation while training, such as \
-         ostris/zimage_turbo_training_adapter, or train Tongyi-MAI/Z-Image",
+         hf:ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors, or train \
+         Tongyi-MAI/Z-Image",
     ),
     sampling: SamplingDefaults { steps: 8, guidance: 0.0, resolution: 1024, negative_prompt: "" },
     ..FAMILY
