@@ -33,6 +33,7 @@ def main():
         place = pathlib.Path(place)
         job = ["train", ROOT / "recipes/lm-tiny.toml", "--quiet", f"--out={place / 'runs/tiny'}", "--steps=6"]
         subprocess.run([hearth, *job], check=True)
+        write_ranks(place / "runs/pair")
         serving = subprocess.Popen([hearth, "serve", place / "runs", "--port=0"], stdout=subprocess.PIPE, text=True)
         url = next(found[1] for line in serving.stdout if (found := re.search(r"(http://\S+)/\?", line)))
         prometheus = None
@@ -45,6 +46,18 @@ def main():
                 process.send_signal(signal.SIGTERM)
                 process.wait(30)
     print("monitoring: 3 passed, 0 failed")
+
+
+def write_ranks(run):
+    """A run of two ranks that went on after a break, each part with what its ranks waited."""
+    [begin] = [line for line in (run.parent / "tiny/events.jsonl").read_text().splitlines() if '"event":"begin"' in line]
+    begin, lines = json.loads(begin) | {"time": time.time()}, []
+    for waited in ([1.5, 2.0], [0.5, 4.0]):
+        ranks = [{"node": node, "device": "cpu", "samples": 1, "compute_secs": 1, "wait_secs": 0.5, "exchange_secs": 0,
+                  "waited_secs": secs} for node, secs in zip(("mac", "spark"), waited)]
+        lines += [begin, {"event": "ranks", "step": 1, "ranks": ranks}]
+    run.mkdir()
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def look_at_text(url):
@@ -96,6 +109,8 @@ def look_at_queries(prometheus):
             query(prometheus, it["expr"].replace("$run", ".*").replace("$__rate_interval", "1m"))
             for name in re.findall(r"hearth_\w+", it["expr"]):
                 assert name in names or re.sub(r"_(sum|count|bucket)$", "", name) in names, f"{name} is not exposed"
+    waited = {it["metric"]["node"]: it["value"][1] for it in query(prometheus, "hearth_node_wait_seconds_total")}
+    assert waited == {"mac": "2", "spark": "6"}, waited
     assert query(prometheus, 'hearth_loss{split="smoothed"}') and query(prometheus, "hearth_step_seconds_count == 6")
     rules = json.loads(get(f"{prometheus}/api/v1/rules")[1])["data"]["groups"][0]["rules"]
     assert all(rule["health"] in ("ok", "unknown") for rule in rules), rules

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use trainer::config::RawConfig;
 use trainer::event::eta::Eta;
 use trainer::event::history::History;
-use trainer::event::{Event, EventRecord, MachineSnapshot, RunRequest, StepMetrics};
+use trainer::event::{Event, EventRecord, MachineSnapshot, RankShare, RunRequest, StepMetrics};
 
 use super::log::{LogLine, log_line};
 
@@ -32,6 +32,8 @@ pub struct RunFold {
     pub checkpoint: Option<(f64, u64)>,
     /// Whether somebody asked it to stand still.
     pub is_paused: bool,
+    /// How long ranks waited for others, by rank and the name of its machine.
+    pub rank_waits: BTreeMap<(usize, String), RankWait>,
     /// The time of the last event.
     pub time: f64,
     felt: Option<f64>,
@@ -50,6 +52,27 @@ pub struct RunTotals {
     pub peak_bytes: usize,
     pub joules: f64,
     pub throttled_secs: f64,
+}
+
+/// How long a rank waited for others, also in steps that were lost with a break.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankWait {
+    /// Seconds in the parts of the run that are over, as far as they were told.
+    before_secs: f64,
+    /// Seconds in the part at hand.
+    secs: f64,
+}
+
+impl RankWait {
+    /// Over the whole run.
+    pub fn total_secs(self) -> f64 {
+        self.before_secs + self.secs
+    }
+
+    /// The run goes on, and ranks count anew.
+    fn end_part(&mut self) {
+        *self = Self { before_secs: self.total_secs(), secs: 0.0 };
+    }
 }
 
 /// Bounds of the histogram of step times. Chosen: from a tiny model on a GPU to a large one on a CPU.
@@ -118,7 +141,16 @@ impl RunFold {
                 let (prompt, text) = (prompt.clone(), text.clone());
                 self.texts.insert(line, TextOfRun { step: *step, prompt, text });
             }
+            Event::Ranks { ranks, .. } => self.wait(ranks),
             _ => {}
+        }
+    }
+
+    fn wait(&mut self, ranks: &[RankShare]) {
+        for (rank, share) in ranks.iter().enumerate() {
+            if let Some(secs) = share.waited_secs {
+                self.rank_waits.entry((rank, share.node.clone())).or_default().secs = secs;
+            }
         }
     }
 
@@ -130,6 +162,7 @@ impl RunFold {
         let RunTotals { joules, throttled_secs, peak_bytes, .. } = self.totals;
         self.totals = RunTotals { peak_bytes, joules, throttled_secs, ..RunTotals::default() };
         self.history.steps.iter().for_each(|step| self.totals.add(step));
+        self.rank_waits.values_mut().for_each(RankWait::end_part);
         (self.felt, self.is_paused, self.health) = (None, false, None);
     }
 

@@ -5,7 +5,6 @@
 use std::fmt::Write;
 
 use trainer::event::figures::{loss_window, mean_loss};
-use trainer::event::history::History;
 
 use super::fold::{RunFold, STEP_BUCKETS};
 use super::follow::FollowedRun;
@@ -42,7 +41,7 @@ const FAMILIES: [MetricFamily; 24] = [
     family("hearth_last_event_timestamp_seconds", MetricKind::Gauge, "When the run wrote its last event."),
     family("hearth_eta_seconds", MetricKind::Gauge, "Time to the end."),
     family("hearth_node_share_ratio", MetricKind::Gauge, "Share of a step's samples that a rank computes."),
-    family("hearth_node_wait_seconds", MetricKind::Gauge, "Time that a rank waited for others in the last step that is told of."),
+    family("hearth_node_wait_seconds", MetricKind::Counter, "Time that a rank waited for others."),
 ];
 
 struct MetricFamily {
@@ -177,7 +176,7 @@ fn run_samples(name: &str, fold: &RunFold, is_held: bool) -> Vec<MetricSample> {
     }
     if is_held || now() - fold.time < RECENT_SECS {
         training(&mut metrics, fold);
-        device(&mut metrics, history);
+        device(&mut metrics, fold);
         metrics.add("hearth_eta_seconds", eta_secs(fold).filter(|_| is_held));
         metrics.add("hearth_last_event_timestamp_seconds", Some(fold.time));
     }
@@ -235,7 +234,8 @@ fn training(metrics: &mut RunMetrics, fold: &RunFold) {
     metrics.add_with("hearth_memory_bytes", &limit, Some(begin.limit_bytes as f64));
 }
 
-fn device(metrics: &mut RunMetrics, history: &History) {
+fn device(metrics: &mut RunMetrics, fold: &RunFold) {
+    let RunFold { history, rank_waits, .. } = fold;
     if let Some((_, felt)) = history.snapshots.last() {
         let telemetry = &felt.telemetry;
         metrics.add("hearth_pace_ratio", Some(felt.duty));
@@ -258,11 +258,12 @@ fn device(metrics: &mut RunMetrics, history: &History) {
     }
     let samples: usize = history.ranks.iter().map(|rank| rank.samples).sum();
     for (rank, of) in history.ranks.iter().enumerate() {
+        let waited = rank_waits.get(&(rank, of.node.clone())).map(|wait| wait.total_secs());
         let rank = rank.to_string();
         let labels = [("node", of.node.as_str()), ("rank", &rank)];
         let share = of.samples as f64 / samples.max(1) as f64;
         metrics.add_with("hearth_node_share_ratio", &labels, Some(share));
-        metrics.add_with("hearth_node_wait_seconds", &labels, Some(of.wait_secs));
+        metrics.add_with("hearth_node_wait_seconds", &labels, waited);
     }
 }
 
@@ -270,6 +271,31 @@ fn device(metrics: &mut RunMetrics, history: &History) {
 mod tests {
     use super::super::fold::tests::{BEGIN, folded, step};
     use super::*;
+
+    #[test]
+    fn ranks_count_what_they_waited_over_the_whole_run() {
+        let told = |secs: [f64; 2]| {
+            let rank = |secs: f64| {
+                format!(
+                    r#"{{"node":"a","device":"cpu","samples":1,"compute_secs":1.0,"wait_secs":0.5,
+                    "exchange_secs":0.1,"waited_secs":{secs}}}"#
+                )
+            };
+            format!(r#"{{"event":"ranks","step":1,"ranks":[{}]}}"#, secs.map(rank).join(","))
+        };
+        let lines = [told([1.0, 2.0]), told([3.0, 4.5]), told([0.5, 0.25])];
+        let waited = |lines: &[&str]| {
+            let samples = run_samples("run", &folded(lines), true);
+            let of = samples.iter().filter(|it| it.family == "hearth_node_wait_seconds");
+            of.map(|it| it.value).collect::<Vec<_>>()
+        };
+        let [first, second, third] = lines.each_ref().map(String::as_str);
+        assert_eq!(waited(&[BEGIN, first, second]), [3.0, 4.5]);
+        assert_eq!(waited(&[BEGIN, first, second, BEGIN]), [3.0, 4.5], "it went on");
+        assert_eq!(waited(&[BEGIN, first, second, BEGIN, third]), [3.5, 4.75]);
+        let old = first.replace(",\"waited_secs\":1", "").replace(",\"waited_secs\":2", "");
+        assert_eq!(waited(&[BEGIN, &old]), [0.0; 0], "nobody counted");
+    }
 
     #[test]
     fn a_run_is_exposed_in_both_formats() {

@@ -214,6 +214,9 @@ pub struct RankShare {
     pub wait_secs: f64,
     /// Seconds that summing gradients took, in the step before.
     pub exchange_secs: f64,
+    /// Seconds that it waited for others in all steps since the run began or went on; files of before do not have it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub waited_secs: Option<f64>,
     /// What its machine feels like, where it says so.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub celsius: Option<f64>,

@@ -14,7 +14,7 @@ mod speed;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cluster::World;
 use cluster::heartbeat::Heartbeat;
@@ -39,6 +39,9 @@ const GRANULARITY_STEP: u64 = 10;
 /// Steps after which shares are told again.
 const TOLD_EVERY: u64 = 50;
 
+/// Time after which they are told again however few steps that was. Chosen: what watches a run asks every few seconds.
+const TOLD_AFTER: Duration = Duration::from_secs(10);
+
 /// The ranks that train together, seen from one of them.
 pub struct DataParallel<'a> {
     world: &'a World,
@@ -49,6 +52,8 @@ pub struct DataParallel<'a> {
     unit: usize,
     /// Whether shares are new.
     is_changed: bool,
+    /// When they were told last.
+    told: Instant,
     /// Whether ranks take steps of their own, between averages.
     is_local: bool,
     /// Whether every rank holds a part of the optimizer's state.
@@ -158,8 +163,9 @@ impl<'a> DataParallel<'a> {
         let own = RankTimes::default();
         let is_local = config.cluster.sync_every != Switch::Off;
         let is_sharded = config.cluster.shard_optimizer && world.size() > 1;
-        let is_changed = false;
-        let joined = Self { world, names, shares, unit, is_changed, is_local, is_sharded, own };
+        let (is_changed, told) = (false, Instant::now());
+        let joined =
+            Self { world, names, shares, unit, is_changed, told, is_local, is_sharded, own };
         let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
         let step = ("the step to resume at".into(), step.to_string());
         let unit = ("the micro-batch".into(), unit.to_string());
@@ -310,10 +316,14 @@ impl<'a> DataParallel<'a> {
         Some(Event::Note { text })
     }
 
-    /// How the ranks share their steps, for people; now and then, and when it changes.
-    pub fn told_shares(&mut self, step: u64) -> Option<Event> {
-        let is_told = std::mem::take(&mut self.is_changed) || step % TOLD_EVERY == 1;
-        is_told.then(|| Event::Ranks { step, ranks: self.shares.describe(&self.names) })
+    /// How the ranks share their steps, for people; now and then, when it changes, and in the last step.
+    pub fn told_shares(&mut self, step: u64, is_last: bool) -> Option<Event> {
+        let is_due = step % TOLD_EVERY == 1 || self.told.elapsed() >= TOLD_AFTER;
+        if !(std::mem::take(&mut self.is_changed) || is_due || is_last) {
+            return None;
+        }
+        self.told = Instant::now();
+        Some(Event::Ranks { step, ranks: self.shares.describe(&self.names) })
     }
 
     /// Whether any rank is asked to stop.

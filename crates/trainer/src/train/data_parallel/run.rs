@@ -47,7 +47,8 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
         let own_weight = sums.weight;
         *sums = parallel.sum(*sums, self.pacing.celsius(), &mut self.session)?;
         let step = self.progress.step + 1;
-        let told = parallel.told_shares(step).into_iter().chain(parallel.told_granularity(step));
+        let told = parallel.told_shares(step, step == self.total_steps);
+        let told = told.into_iter().chain(parallel.told_granularity(step));
         self.events.emit_all(told)?;
         Ok(if parallel.is_local() { own_weight } else { sums.weight } > 0.0)
     }

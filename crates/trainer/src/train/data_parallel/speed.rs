@@ -37,6 +37,8 @@ pub struct StepShares {
     /// Seconds of a sample, as measured.
     sample_secs: Vec<Option<f64>>,
     times: Vec<RankTimes>,
+    /// Seconds that each has waited so far.
+    waited_secs: Vec<f64>,
 }
 
 impl RankTimes {
@@ -65,6 +67,7 @@ impl StepShares {
             round: vec![0; size],
             sample_secs: vec![None; size],
             times: vec![RankTimes::default(); size],
+            waited_secs: vec![0.0; size],
         }
     }
 
@@ -92,6 +95,9 @@ impl StepShares {
             *all += samples;
         }
         self.times = numbers.chunks(RankTimes::LEN).map(RankTimes::from_numbers).collect();
+        for (all, times) in self.waited_secs.iter_mut().zip(&self.times) {
+            *all += times.wait_secs;
+        }
         let ranks = self.sample_secs.iter_mut().zip(&self.times).zip(&self.samples);
         for ((known, times), n) in ranks.filter(|(_, n)| **n > 0) {
             let now = times.compute_secs / *n as f64;
@@ -128,18 +134,20 @@ impl StepShares {
 
     /// For people; `names` are those of the ranks' nodes and devices.
     pub fn describe(&self, names: &[[String; 2]]) -> Vec<RankShare> {
-        let ranks = names.iter().zip(&self.samples).zip(&self.times);
-        let share =
-            |(([node, device], samples), times): ((&[String; 2], &usize), &RankTimes)| RankShare {
+        let share = |(rank, [node, device]): (usize, &[String; 2])| {
+            let times = self.times[rank];
+            RankShare {
                 node: node.clone(),
                 device: device.clone(),
-                samples: *samples,
+                samples: self.samples[rank],
                 compute_secs: times.compute_secs,
                 wait_secs: times.wait_secs,
                 exchange_secs: times.exchange_secs,
+                waited_secs: Some(self.waited_secs[rank]),
                 celsius: Some(times.celsius).filter(|celsius| *celsius != 0.0),
-            };
-        ranks.map(share).collect()
+            }
+        };
+        names.iter().enumerate().map(share).collect()
     }
 }
 
@@ -150,6 +158,7 @@ mod tests {
     fn times(secs: [f64; 2]) -> Vec<f64> {
         let rank = |rank: usize| RankTimes {
             compute_secs: secs[rank],
+            wait_secs: secs[1 - rank],
             celsius: 50.0,
             ..RankTimes::default()
         };
@@ -188,5 +197,7 @@ mod tests {
         assert!(word.contains("80 % of their sum at most; 5 allow 100 %"), "{word}");
         let told = shares.describe(&[["a".into(), "cpu".into()], ["b".into(), "cpu".into()]]);
         assert_eq!((told[1].samples, told[1].celsius), (8, Some(50.0)));
+        assert_eq!([told[0].wait_secs, told[1].wait_secs], [8.08, 8.0]);
+        assert_eq!([&told[0], &told[1]].map(|it| it.waited_secs), [Some(20.08), Some(14.0)]);
     }
 }
