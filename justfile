@@ -32,3 +32,8 @@ fuzz:
 # Every op on a software driver for Vulkan, in every dtype, wide heads too: long, for kernels are compiled.
 software-gpu:
     HEARTH_TEST_DEVICE=gpu:software cargo test --workspace --lib -- ops:: quantised::
+
+# What 50 open streams of `hearth serve` cost the steps of a live run, by pairs of windows: seven minutes of a quiet machine.
+streams:
+    cargo build --release
+    python3 tests/streams.py target/release/hearth
