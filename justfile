@@ -37,3 +37,8 @@ software-gpu:
 streams:
     cargo build --release
     python3 tests/streams.py target/release/hearth
+
+# The dashboard in a real terminal: tmux presses keys and reads the screen.
+terminal:
+    cargo build --release
+    python3 tests/tmux.py target/release/hearth
