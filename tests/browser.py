@@ -165,13 +165,7 @@ def main():
         check("pause is shown", 30, lambda: browser.js("return document.querySelector('.under .badge')?.textContent || ''") == "paused")
         browser.click("Resume")
         check("and the run goes on", 30, lambda: browser.js("return document.querySelector('.under .badge')?.textContent || ''").startswith("running"))
-        browser.click("Change")
-        browser.js("const key = document.querySelector('dialog select'); key.value = 'output.save_every'; key.dispatchEvent(new Event('change'))")
-        assert browser.js("return document.querySelector('dialog input').value"), "the value of today is shown"
-        browser.js("document.querySelector('dialog input').value = '12345'")
-        browser.click("Change")
-        check("a setting is changed while the run works", 60, lambda: "save_every = 12345 #" in (run / "config.toml").read_text())
-        check("and the run goes on with it", 60, lambda: events(run, "begin")[-1]["from_step"] < events(run, "step")[-1]["step"] and len(events(run, "begin")) > 1)
+        change_settings(browser, check, run, evil)
         browser.js("document.querySelector('.thumb:last-of-type').click()")
         check("an image fills the window, with a slider", 10, lambda: browser.js("return document.querySelector('dialog.full .frame img')?.naturalWidth > 0"))
         if shots:
@@ -201,6 +195,33 @@ def main():
             process.send_signal(signal.SIGTERM)
             process.wait(30)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def change_settings(browser, check, run, evil):
+    """Changes every setting that may change while a run works, and asks for one that is refused."""
+    fields = "return Object.fromEntries([...document.querySelectorAll('dialog [name]')].map(it => [it.name, it.value]))"
+    write = "const field = document.querySelector(`dialog [name='${arguments[0]}']`); field.value = arguments[1]"
+    browser.click("Change")
+    now = browser.js(fields)
+    assert now == {"machine.mode": "balanced", "output.save_every": "250", "sample.every": "off",
+                   "sample.prompts": f"neon style, a red star\n{evil}\nneon style, a blue circle"}, now
+    wanted = {"machine.mode": "full", "output.save_every": "12345", "sample.every": "54321",
+              "sample.prompts": "neon style, a 'red' star\nneon style, a \"blue\" circle"}
+    for name, value in wanted.items():
+        browser.js(write, name, value)
+    browser.click("Change")
+    job = lambda: (run / "config.toml").read_text()
+    said = ('mode = "full" #', "save_every = 12345 #", "every = 54321 #", "a 'red' star")
+    check("all settings are changed while the run works", 60, lambda: all(it in job() for it in said))
+    check("and the run goes on with them", 60, lambda: events(run, "begin")[-1]["from_step"] < events(run, "step")[-1]["step"] and len(events(run, "begin")) > 1)
+    check("then the form closes", 20, lambda: not browser.js("return document.querySelector('dialog')"))
+    browser.click("Change")
+    check("and has the new values", 10, lambda: browser.js(fields) == wanted)
+    browser.js(write, "output.save_every", "never")
+    browser.click("Change")
+    check("a refusal says what is accepted", 30, lambda: "refused: `output.save_every` is \"never\", accepted is off or a whole number" in browser.text())
+    browser.click("Cancel")
+    assert 'save_every = 12345 #' in job(), "nothing is changed by it"
 
 
 def start_another(browser, check, runs, place):

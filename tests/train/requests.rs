@@ -57,8 +57,8 @@ fn requests_survive_a_restart_and_change_nothing_of_what_is_learnt() {
     let refused: Vec<Option<&str>> = answers.iter().map(|a| a.refused.as_deref()).collect();
     assert_eq!(refused[..3], [None; 3], "{answers:?}");
     for (refused, part) in refused[3..].iter().zip([
-        "train.seed cannot change",
-        "machine.mode",
+        "train.seed cannot change while a run works; these can: machine.mode, output.save_every",
+        "`machine.mode` is \"loud\", accepted is one of quiet, balanced, full, overnight",
         "started again",
         "no request",
     ]) {

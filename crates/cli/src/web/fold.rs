@@ -7,12 +7,16 @@ use std::path::{Path, PathBuf};
 use trainer::config::RawConfig;
 use trainer::event::eta::Eta;
 use trainer::event::history::History;
-use trainer::event::{Event, EventRecord, MachineSnapshot, RankShare, RunRequest, StepMetrics};
+use trainer::event::{
+    Event, EventRecord, MachineSnapshot, RankShare, RequestAnswer, RunRequest, StepMetrics,
+};
 
 use super::log::{LogLine, log_line};
 
 /// Lines of the log that are kept. Chosen: what somebody scrolls through.
 const LOG_LINES: usize = 300;
+/// Answers that are kept. Chosen: more than a page asks while it is not connected.
+const ANSWERS: usize = 50;
 /// Seconds that one reading of the machine stands for at most: then nobody knows.
 const READING_SECS: f64 = 60.0;
 
@@ -32,6 +36,8 @@ pub struct RunFold {
     pub checkpoint: Option<(f64, u64)>,
     /// Whether somebody asked it to stand still.
     pub is_paused: bool,
+    /// What was asked of the run and what became of it, the latest last.
+    pub answers: VecDeque<RequestAnswer>,
     /// How long ranks waited for others, by rank and the name of its machine.
     pub rank_waits: BTreeMap<(usize, String), RankWait>,
     /// The time of the last event.
@@ -126,11 +132,7 @@ impl RunFold {
             Event::Telemetry(felt) => self.feel(time, felt),
             Event::Health { .. } => self.health = Some(event.clone()),
             Event::Checkpoint { step, .. } => self.checkpoint = Some((time, *step)),
-            Event::Request(answer) if answer.refused.is_none() => match answer.asked {
-                Some(RunRequest::Pause) => self.is_paused = true,
-                Some(RunRequest::Resume) => self.is_paused = false,
-                _ => {}
-            },
+            Event::Request(answer) => self.answered(answer),
             Event::ImageSample { step, path, prompt, seed, clip, references: _ } => {
                 self.images.retain(|_, other| (other.step, &other.path) != (*step, path));
                 let (prompt, path, clip) = (prompt.clone(), path.clone(), clip.clone());
@@ -143,6 +145,19 @@ impl RunFold {
             }
             Event::Ranks { ranks, .. } => self.wait(ranks),
             _ => {}
+        }
+    }
+
+    fn answered(&mut self, answer: &RequestAnswer) {
+        match answer.asked {
+            _ if answer.refused.is_some() => {}
+            Some(RunRequest::Pause) => self.is_paused = true,
+            Some(RunRequest::Resume) => self.is_paused = false,
+            _ => {}
+        }
+        self.answers.push_back(answer.clone());
+        if self.answers.len() > ANSWERS {
+            self.answers.pop_front();
         }
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use trainer::config::{ChangeableSetting, RawConfig};
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
 use trainer::event::{
@@ -163,6 +164,8 @@ pub fn snapshot(run: &FollowedRun, fold: &RunFold, is_held: bool) -> Value {
         "warnings": warnings.map(|(step, text)| json!({ "step": step, "text": text })).collect::<Vec<_>>(),
         "log": fold.log,
         "config": config(&run.folder),
+        "changeable": changeable(&run.folder),
+        "answers": fold.answers.iter().map(|it| json!({ "id": it.id, "refused": it.refused })).collect::<Vec<_>>(),
     })
 }
 
@@ -172,6 +175,12 @@ fn config(folder: &Path) -> Option<String> {
     let file = open_plain(&folder.join("config.toml")).ok()?;
     file.take(CONFIG_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
+}
+
+/// The settings that may change while the run works.
+fn changeable(folder: &Path) -> Vec<ChangeableSetting> {
+    let job = RawConfig::from_file(&folder.join("config.toml")).and_then(RawConfig::resolve);
+    job.map_or_else(|_| Vec::new(), |config| config.changeable())
 }
 
 /// The curves.

@@ -49,7 +49,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-pub use change::CHANGEABLE;
+pub use change::{CHANGEABLE, ChangeableSetting};
 pub use error::ConfigError;
 pub use reference::reference;
 pub use source::ValueOrigin;

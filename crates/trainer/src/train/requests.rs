@@ -61,7 +61,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
             }
             RunRequest::Sample { prompt: None } => Ok(RequestedWork::Samples),
             _ => {
-                let changed = changed(self.config, request).map_err(|error| error.to_string())?;
+                let refused = |error: ConfigError| with_hint(&error.to_string(), &error.hint());
+                let changed = changed(self.config, request).map_err(refused)?;
                 let is_other = is_other(&changed, self.config);
                 if is_other && self.parallel.is_some() {
                     return Err("ranks that train together keep their job; stop, and resume with \
@@ -122,6 +123,11 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         }
         Ok(())
     }
+}
+
+/// Why something is refused, with the remedy.
+fn with_hint(problem: &str, hint: &str) -> String {
+    if hint.is_empty() { problem.into() } else { format!("{problem}; {hint}") }
 }
 
 fn read_changes(run_folder: &Path) -> Vec<KeyChange> {
@@ -218,7 +224,8 @@ fn refuse_changes(
     for PendingRequest { id, request } in events.requests()? {
         let is_change = changed(config, &request).is_ok_and(|job| is_other(&job, config));
         if is_change {
-            events.answer(&id, Some(request), Some(error.with_cause()))?;
+            let reason = with_hint(&error.with_cause(), &error.hint());
+            events.answer(&id, Some(request), Some(reason))?;
             n += 1;
         }
     }

@@ -46,7 +46,7 @@ export function dialog(title, content, buttons = []) {
   const close = () => { box.close(); box.remove(); };
   box.append(el('h2', {}, title), ...content, el('div', { class: 'row end' },
     el('button', { class: 'quiet', onclick: close }, buttons.length ? 'Cancel' : 'Close'),
-    ...buttons.map(({ text, tone, act }) => el('button', { class: tone || '', onclick: () => { close(); act(); } }, text))));
+    ...buttons.map(({ text, tone, act }) => el('button', { class: tone || '', onclick: () => { if (act() !== true) close(); } }, text))));
   box.addEventListener('close', () => box.remove());
   box.addEventListener('click', event => { if (event.target === box) close(); });
   document.body.append(box);

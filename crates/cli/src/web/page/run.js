@@ -6,13 +6,6 @@ import { ask, axis, badge, dialog, isChangeable, link, memoryBars, progress, toa
 const MOST_POINTS = 6000; // Then the server is asked for a shorter form.
 const MOST_LOG = 300;
 const REWARDS = ['rewards/chosen', 'rewards/rejected', 'rewards/margins', 'rewards/accuracies', 'frac_reward_zero_std'];
-// A value of the job as decided: `every = 50 # default`, below the name of its section.
-const valueOf = (config, key) => {
-  const [section, name] = key.split('.');
-  const lines = (config || '').split('\n'), start = lines.indexOf(`[${section}]`);
-  const line = lines.slice(start + 1).find(it => it.startsWith('[') || it.startsWith(`${name} = `)) || '[';
-  return start < 0 || line.startsWith('[') ? '' : line.slice(name.length + 3, line.lastIndexOf(' # '));
-};
 const percent = share => share == null ? '–' : `${Math.round(share * 100)} %`;
 
 export class RunView {
@@ -39,6 +32,7 @@ export class RunView {
       if (!this.isOpen) return;
       Object.assign(this, run);
       if (!this.built) this.build();
+      this.answers.forEach(it => this.answered(it));
       this.redraw();
       this.lists();
       if (!document.hidden) this.connect();
@@ -198,14 +192,31 @@ export class RunView {
     input.focus();
   }
 
+  // A field for each setting that may change; every answer of the run stands below its field.
   change() {
-    const samples = this.summary.is_text ? 'generate' : 'sample';
-    const key = el('select', { 'aria-label': 'setting' }, ...['machine.mode', 'output.save_every', `${samples}.every`, `${samples}.prompts`].map(it => el('option', {}, it)));
-    const now = () => valueOf(this.config, key.value);
-    const input = el('input', { 'aria-label': 'value, as in a job', value: now() });
-    key.addEventListener('change', () => { input.value = now(); });
-    dialog('Change a setting', [el('p', {}, 'The run saves, plans with the new value and goes on. What is learnt stays the same.'), key, input],
-      [{ text: 'Change', tone: 'accent', act: () => this.send({ request: 'change', key: key.value, value: input.value.trim() }) }]);
+    const prompts = text => text.split('\n').filter(it => it.trim()).map(it => it.replaceAll('\\n', '\n'));
+    const rows = this.changeable.map(({ key, value, accepted }) => {
+      const isList = Array.isArray(value), choices = accepted.split('one of ')[1]?.split(', '), said = el('small', {}, isList ? `${accepted}; one per line, \\n is a line break in it` : accepted);
+      const field = choices ? el('select', {}, ...choices.map(it => el('option', {}, it))) : el(isList ? 'textarea' : 'input', { rows: isList && 5 });
+      field.name = key;
+      field.value = isList ? value.map(it => it.replaceAll('\n', '\\n')).join('\n') : value;
+      return { key, field, said, was: field.value, value: () => (isList ? JSON.stringify(prompts(field.value)) : field.value.trim()) };
+    });
+    const changed = () => rows.filter(it => it.field.value !== it.was);
+    const answer = (row, asked, refused) => {
+      if (!refused) row.was = asked;
+      row.said.textContent = refused ? `refused: ${refused}` : 'changed';
+      row.said.className = refused ? 'bad' : 'good';
+      if (!box.isConnected || !changed().length) toast(refused ? `${row.key} stays: ${refused}` : `${row.key} is changed`, refused ? 'bad' : '');
+      if (!changed().length) box.close();
+    };
+    const send = () => changed().map(row => {
+      const asked = row.field.value;
+      row.said.textContent = 'asked …';
+      this.send({ request: 'change', key: row.key, value: row.value() }, refused => answer(row, asked, refused));
+    }).length > 0;
+    const box = dialog('Change settings', [el('p', {}, 'The run saves, plans with the new values and goes on. What is learnt stays the same.'),
+      ...rows.map(({ key, field, said }) => el('label', { class: 'field' }, el('span', {}, key), field, said))], [{ text: 'Change', tone: 'accent', act: send }]);
   }
 
   stop() {
@@ -213,20 +224,23 @@ export class RunView {
       [{ text: 'Stop the run', tone: 'danger', act: () => this.send({ request: 'stop' }) }]);
   }
 
-  async send(request) {
+  async send(request, answer = refused => this.tell(request.request, refused)) {
     try {
       const { id } = await ask(`/api/runs/${encodeURIComponent(this.id)}/requests`, request);
-      this.asked.set(id, request.request);
-      toast(`asked the run to ${request.request}`);
-    } catch (error) { toast(error.message, 'bad'); }
+      this.asked.set(id, answer);
+      if (request.request !== 'change') toast(`asked the run to ${request.request}`);
+    } catch (error) { answer(error.message); }
   }
 
   answered({ id, refused }) {
-    const what = this.asked.get(id);
-    if (!what) return;
+    const answer = this.asked.get(id);
     this.asked.delete(id);
+    answer?.(refused);
+  }
+
+  tell(what, refused) {
     if (refused) toast(`${what} was refused: ${refused}`, 'bad');
-    else toast({ sample: 'samples are done', save: 'the checkpoint is saved', pause: 'the run stands still', resume: 'the run goes on', stop: 'the run saves and ends', change: 'the setting is changed' }[what] || what);
+    else toast({ sample: 'samples are done', save: 'the checkpoint is saved', pause: 'the run stands still', resume: 'the run goes on', stop: 'the run saves and ends' }[what]);
   }
 
   redraw() {
