@@ -1,20 +1,22 @@
 //! Why a job could not be done: one variant per cause, with the two values that disagree.
 
-use std::borrow::Cow;
+mod hint;
+mod remedy;
+
 use std::error::Error;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 use cluster::ClusterError;
 use compute::{ComputeError, Shape};
-use machine::Bytes;
 use weights::WeightsError;
-use weights::error::io_hint;
 
 use crate::config::ConfigError;
 use crate::import::ImportError;
 use crate::model::encoder::tokenizer::TokenizerError;
+pub(crate) use remedy::typed_limit;
+pub use remedy::{LimitRaise, Remedy};
+use remedy::{above, bytes};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, TrainerError>;
@@ -401,105 +403,6 @@ pub enum TrainerError {
     },
 }
 
-/// A change of the job, tried in a dry run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remedy {
-    /// As it would be typed; empty if there is nothing to change.
-    pub change: String,
-    /// Bytes that are enough with it.
-    pub needed: usize,
-    /// Whether that is within the limit. If not, no change takes less.
-    pub fits: bool,
-    /// Whether a higher limit would help.
-    pub raise: LimitRaise,
-}
-
-/// Whether a higher `--limit` would help.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LimitRaise {
-    /// What the machine could give is not known, or is the limit already.
-    Unknown,
-    /// This limit is enough, tried in a dry run.
-    Enough {
-        /// Bytes that are enough.
-        needed: usize,
-        /// What has to be changed too; empty if nothing has.
-        change: String,
-        /// Whether other programs hold some of it now.
-        takes_others: bool,
-    },
-    /// The most that the machine can give is not enough.
-    TooLow {
-        /// That many bytes.
-        max_bytes: usize,
-    },
-}
-
-impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { change, needed, fits, raise } = self;
-        let needed = bytes(*needed);
-        match (fits, raise, change.as_str()) {
-            (true, LimitRaise::Enough { .. }, _) => {
-                write!(f, "{change} needs {needed}; or {raise}")
-            }
-            (true, _, _) => write!(f, "{change} needs {needed}"),
-            (false, LimitRaise::Enough { .. }, _) => write!(f, "{raise}"),
-            (false, _, "") => write!(f, "no setting takes less than {needed}: {raise}"),
-            (false, _, _) => {
-                write!(f, "nothing fits: the least is {needed}, with {change}; {raise}")
-            }
-        }
-    }
-}
-
-impl fmt::Display for LimitRaise {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("raise --limit, or close other programs"),
-            Self::Enough { needed, change, takes_others } => {
-                write!(f, "--limit {}", typed_limit(*needed).1)?;
-                if *takes_others {
-                    f.write_str(" with other programs closed")?;
-                }
-                if change.is_empty() { Ok(()) } else { write!(f, ", and {change}") }
-            }
-            Self::TooLow { max_bytes } => {
-                write!(
-                    f,
-                    "--limit can be raised to {} here, use a larger machine",
-                    bytes(*max_bytes)
-                )
-            }
-        }
-    }
-}
-
-/// The smallest `--limit` of few digits that is enough for so many bytes, and as it is typed.
-pub(crate) fn typed_limit(needed: usize) -> (usize, String) {
-    const MB: usize = 1_000_000;
-    let megabytes = needed.div_ceil(MB);
-    if megabytes < 1000 {
-        return (megabytes * MB, format!("{megabytes}MB"));
-    }
-    let hundredths = megabytes.div_ceil(10);
-    (hundredths * 10 * MB, format!("{}.{:02}GB", hundredths / 100, hundredths % 100))
-}
-
-/// Two sizes, in units that show their difference.
-fn above(needed: usize, limit: usize) -> String {
-    let [needed_text, limit_text] = [needed, limit].map(bytes);
-    if needed_text == limit_text {
-        format!("{needed_text}, {} more than the limit", bytes(needed - limit.min(needed)))
-    } else {
-        format!("{needed_text}, limit {limit_text}")
-    }
-}
-
-fn bytes(bytes: usize) -> String {
-    Bytes(bytes as u64).to_string()
-}
-
 impl TrainerError {
     /// Whether it is no failure but a request to stop.
     pub fn is_cancelled(&self) -> bool {
@@ -533,115 +436,7 @@ impl TrainerError {
     pub fn with_cause(&self) -> String {
         self.source().map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
     }
-
-    /// The remedy.
-    pub fn hint(&self) -> Cow<'static, str> {
-        let fixed = match self {
-            Self::TooLarge { remedy: Some(remedy), .. } => return remedy.to_string().into(),
-            Self::NotFetched { name, .. } => {
-                return format!("`hearth fetch {name}` downloads it; or check the path").into();
-            }
-            Self::PartlyFetched { name, .. } => {
-                return format!("`hearth fetch {name}` goes on where it stopped").into();
-            }
-            Self::Compute(error) => error.hint(),
-            Self::Weights(error) => error.hint(),
-            Self::Cluster(error) => error.hint(),
-            Self::OtherRank { .. } => "see what it printed and wrote to ranks/ in its run's folder",
-            Self::RanksDiffer { .. } => {
-                "give all ranks the same program, job, model and data; keys that a plan chooses \
-                                         can be set in the job"
-            }
-            Self::Job(error) => return error.hint(),
-            Self::Import(error) => return error.hint(),
-            Self::Tokenizer(error) => error.hint(),
-            Self::ChatTemplate { .. } => {
-                "fetch the file again, from the model's maker; or remove its chat template to use ChatML"
-            }
-            Self::Reward { .. } => REWARD_HINT,
-            Self::Io { source, .. } => io_hint(source),
-            Self::Config { .. } => "fetch the file again, or correct the value it names",
-            Self::Folder { .. } => {
-                "give the folder that has model_index.json, with transformer, vae, text_encoder* and \
-                 tokenizer* in it"
-            }
-            Self::MissingParts { .. } => {
-                "name them with --vae, --text-encoder and --rest (base.vae, base.text_encoders, base.rest), or \
-                 put them where ComfyUI has them; --rest is a diffusers folder, or one with tokenizers alone"
-            }
-            Self::NoTarget { .. } => {
-                "name layers by the end of their names, or many by `attention` or `all`; leave the key out for \
-                 the default ones"
-            }
-            Self::OversizedModel { .. } | Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
-                "fetch config.json and the weights again, from the same model"
-            }
-            Self::Adapter { .. } => "use an adapter that was trained for this model",
-            Self::NotFinite { .. } => {
-                "its training diverged: use another, or train it again with a lower learning rate; \
-                 `hearth export --force` takes it as it is"
-            }
-            Self::OutputLost { .. } => {
-                "look for weights that are not finite with `hearth inspect --values`; without any, compute with --dtype \
-                 bf16 or f32, or leave out the adapter"
-            }
-            Self::Checkpoint { .. } => {
-                "no other checkpoint is left: start a new run with another --out"
-            }
-            Self::FolderBusy { .. } => "wait for it, or choose another --out",
-            Self::RunNotActive { .. } => {
-                "a run is asked while it works: continue it with `hearth train JOB --resume`"
-            }
-            Self::FolderTaken { .. } => "continue it with --resume, or choose another --out",
-            Self::FolderGone { .. } => {
-                "move it back, or give --out its new place, and continue with --resume from its last checkpoint"
-            }
-            Self::ForeignFile { .. } => "choose another --out, or move it away first",
-            Self::NoRun { .. } => "start one without --resume, or give --out the folder of a run",
-            Self::NoCheckpoint { was_saved: false, .. } => {
-                "start again without --resume: it was stopped before it saved anything"
-            }
-            Self::NoCheckpoint { was_saved: true, .. } => {
-                "put its checkpoints folder back, or start a new run with another --out"
-            }
-            Self::StepsBeyondJob { .. } => {
-                "ask for more with --steps N, or start a new run with another --out"
-            }
-            Self::NoGradients { .. } => {
-                "raise optimizer.learning_rate, or name other adapter.targets"
-            }
-            Self::Event { .. } => {
-                "use the hearth that wrote the file; if the line was changed, restore or remove it"
-            }
-            Self::Cache { .. } => "run it again: what the cache has lost is encoded again",
-            Self::Request { hint, .. }
-            | Self::OtherJob { hint, .. }
-            | Self::WrongModel { hint, .. } => hint,
-            Self::OutOfMemory { .. } => {
-                "continue with --resume and a higher --limit; or start again with smaller images, a lower \
-                 adapter.rank or quantised weights"
-            }
-            Self::HalfUpdated { .. } => HALF_UPDATED_HINT,
-            Self::FailedSelfTest { .. } => {
-                "use --device cpu; after a system update run `hearth doctor --self-test` again; please report what it \
-                 prints"
-            }
-            Self::GpuLost { .. } => {
-                "continue with --resume, with the display asleep and other programs closed, or with --device cpu; \
-                 `hearth doctor --self-test` finds kernels that this GPU computes wrongly"
-            }
-            Self::DecodingTooLarge { .. } => "scale the image down, leave it out, or raise --limit",
-            Self::TooLarge { remedy: None, .. } => "raise --limit, or close other programs",
-        };
-        fixed.into()
-    }
 }
-
-const REWARD_HINT: &str = "correct preference.reward, or raise preference.reward_timeout if it is slow, and continue \
-                           with --resume; docs/preferences.md has a program to begin with";
-
-const HALF_UPDATED_HINT: &str = "continue from the last checkpoint with --resume and a higher --limit, or with --set \
-                                 train.recompute=block";
 
 /// Names shown of each kind; the rest is counted.
 const SHOWN: usize = 8;
