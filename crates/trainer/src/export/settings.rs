@@ -170,7 +170,9 @@ fn targets<'a>(
         .iter()
         .flat_map(|want| want.name.match_indices('.').map(|(at, _)| &want.name[..at]))
         .collect();
-    let others: Vec<&str> = parts.into_iter().filter(|part| !layers.contains_key(*part)).collect();
+    let all = parts.iter().map(|part| (*part).to_owned());
+    let all = all.chain(parts.iter().flat_map(|part| without_tensors(part)));
+    let others: Vec<String> = all.filter(|part| !layers.contains_key(part)).collect();
     let has = |part: &str, ending: &str| {
         part.strip_suffix(ending).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
@@ -180,6 +182,13 @@ fn targets<'a>(
         own.next().unwrap_or(layer)
     };
     layers.keys().map(shortest).collect()
+}
+
+/// Modules before this one in a list, which may have no tensors: of `1`, a layer, `0` may be a `SiLU`.
+fn without_tensors(part: &str) -> Vec<String> {
+    let place = part.rsplit_once('.').and_then(|(list, last)| Some((list, last.parse().ok()?)));
+    let Some((list, index)) = place else { return Vec::new() };
+    (0_usize..index).map(|before| format!("{list}.{before}")).collect()
 }
 
 /// PEFT's settings for these layers: what most have, and the exceptions by name. PEFT compares ends of names, so that
@@ -239,7 +248,10 @@ fn most_common(all: impl Iterator<Item = (usize, f32)>) -> (usize, f32) {
 
 #[cfg(test)]
 mod tests {
+    use compute::Shape;
+
     use super::*;
+    use crate::model::build::TensorRole;
     use crate::model::llama::language_model::LanguageModel;
     use crate::model::llama::preset::LlamaPreset;
 
@@ -262,5 +274,22 @@ mod tests {
         let expected = ["0.mlp.up_proj", "1.mlp.up_proj", "3.mlp.up_proj", "q_proj"];
         assert_eq!(targets_of(all_but_one), expected);
         assert!(targets_of(|_| false).is_empty());
+    }
+
+    /// As in Z-Image, of which `final.modulation.0` is a function.
+    #[test]
+    fn a_module_without_tensors_is_no_target() {
+        let names = ["layers.0.modulation.0", "layers.1.modulation.0", "final.modulation.1"];
+        let spec = |name: &&str| TensorSpec {
+            name: format!("{name}.weight"),
+            shape: Shape::new(&[1, 1]),
+            role: TensorRole::Matrix,
+            block: None,
+        };
+        let tensors: Vec<TensorSpec> = names.iter().map(spec).collect();
+        let given = LayerWeights::lora(1, 1.0, vec![], vec![]);
+        let layers = names[..2].iter().map(|name| ((*name).to_owned(), given.clone())).collect();
+        let expected = BTreeSet::from(["0.modulation.0", "1.modulation.0"]);
+        assert_eq!(targets(&layers, &tensors), expected);
     }
 }
