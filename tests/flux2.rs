@@ -94,8 +94,8 @@ fn an_adapter_goes_from_any_program_to_any_other() {
         if format == AdapterFormat::Comfyui {
             let names = tensor_names(&done.path);
             // The authors' names, with q, k and v of a block as one.
-            let qkv = "diffusion_model.double_blocks.0.img_attn.qkv.lora_down.weight";
-            let single = "diffusion_model.single_blocks.1.linear1.lora_up.weight";
+            let qkv = "diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight";
+            let single = "diffusion_model.single_blocks.1.linear1.lora_B.weight";
             assert!([qkv, single].iter().all(|name| names.contains(&(*name).into())), "{names:?}");
         }
         reference.pipeline.add_adapter(&done.path).unwrap();

@@ -10,7 +10,7 @@ use std::path::Path;
 use compute::Tensor;
 use weights::write::AtomicFile;
 
-use super::{AdapterFormat, settings, stem, suffixes};
+use super::{AdapterFormat, FileForm, settings, stem};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::LayerWeights;
 use crate::model::adapter::factors::{AdapterMatrix, Factors};
@@ -57,7 +57,7 @@ pub fn write(
     let mut tensors = BTreeMap::new();
     for layer in layers {
         let stem = stem(component, layer.module, format);
-        let (lora, magnitude) = suffixes(format);
+        let FileForm { lora, magnitude, .. } = FileForm::of(format, None);
         let named = layer.factors.named(lora).into_iter();
         tensors.extend(named.map(|(name, tensor)| (format!("{stem}.{name}"), *tensor)));
         tensors.extend(layer.magnitude.map(|tensor| (format!("{stem}.{magnitude}"), tensor)));

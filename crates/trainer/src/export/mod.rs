@@ -40,7 +40,7 @@ use crate::model::adapter::read::{AdapterFile, Component, DIFFUSERS_FILE, PEFT_C
 use crate::model::adapter::{AdapterForm, AdapterFormat, AdapterWeights, LayerWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::family::{ComfyuiLora, DiffusionFamily};
 use crate::model::tensor_piece::TensorPiece;
 
 /// A file that was written and checked.
@@ -152,9 +152,10 @@ fn write(
 ) -> Result<PathBuf> {
     check_layers(parts, format)?;
     let mut tensors = BTreeMap::new();
+    let form = FileForm::of(format, base.family);
     for (component, layers) in kept(parts, format) {
         for (stem, given) in stems(component, layers, format, base)? {
-            insert(&stem, &given, format, &mut tensors);
+            insert(&stem, &given, form, &mut tensors);
         }
     }
     let peft = folder.join("peft");
@@ -260,16 +261,63 @@ fn stem(component: Component, layer: &str, format: AdapterFormat) -> String {
     }
 }
 
-/// How the names of a layer's tensors end: A and B of a `LoRA`, and magnitudes.
-fn suffixes(format: AdapterFormat) -> ([&'static str; 2], &'static str) {
-    match format {
-        AdapterFormat::Diffusers | AdapterFormat::Peft => {
-            (["lora_A.weight", "lora_B.weight"], "lora_magnitude_vector")
+/// How a layer's tensors are named, and where its scale is.
+#[derive(Clone, Copy)]
+struct FileForm {
+    /// Endings of A and B of a `LoRA`.
+    lora: [&'static str; 2],
+    /// That of magnitudes.
+    magnitude: &'static str,
+    scale: ScalePlace,
+}
+
+/// Where a file has the scale of a layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScalePlace {
+    /// In settings, of the header or beside the file.
+    Settings,
+    /// In a tensor for each layer.
+    Alpha,
+    /// In B of a `LoRA`; others have an alpha.
+    Values,
+}
+
+impl FileForm {
+    /// Of a model of this family.
+    fn of(format: AdapterFormat, family: Option<&DiffusionFamily>) -> Self {
+        let is_scaled = family.is_some_and(|it| it.export.comfyui == ComfyuiLora::Scaled);
+        let lora_ab = ["lora_A.weight", "lora_B.weight"];
+        match format {
+            AdapterFormat::Diffusers | AdapterFormat::Peft => Self {
+                lora: lora_ab,
+                magnitude: "lora_magnitude_vector",
+                scale: ScalePlace::Settings,
+            },
+            AdapterFormat::Comfyui if is_scaled => {
+                Self { lora: lora_ab, magnitude: "dora_scale", scale: ScalePlace::Values }
+            }
+            // ComfyUI reads other endings too; diffusers converts its files only with these.
+            AdapterFormat::Kohya | AdapterFormat::Comfyui => Self {
+                lora: ["lora_down.weight", "lora_up.weight"],
+                magnitude: "dora_scale",
+                scale: ScalePlace::Alpha,
+            },
         }
-        // ComfyUI reads other endings too; diffusers converts its files only with these.
-        AdapterFormat::Kohya | AdapterFormat::Comfyui => {
-            (["lora_down.weight", "lora_up.weight"], "dora_scale")
+    }
+
+    /// The layer with its scale where it has to be; nothing if that is where it is.
+    fn scaled(self, given: &LayerWeights) -> Option<LayerWeights> {
+        match self.scale {
+            ScalePlace::Settings => None,
+            ScalePlace::Values => given.with_scale_in_b().or_else(|| given.with_baked_scale()),
+            // LyCORIS does not scale what has no rank.
+            ScalePlace::Alpha => given.with_baked_scale(),
         }
+    }
+
+    fn has_alpha(self, given: &LayerWeights) -> bool {
+        let is_lora = matches!(given.factors, Factors::Lora { .. });
+        self.scale == ScalePlace::Alpha || self.scale == ScalePlace::Values && !is_lora
     }
 }
 
@@ -277,25 +325,23 @@ fn suffixes(format: AdapterFormat) -> ([&'static str; 2], &'static str) {
 fn insert(
     stem: &str,
     given: &LayerWeights,
-    format: AdapterFormat,
+    form: FileForm,
     into: &mut BTreeMap<String, TensorData>,
 ) {
-    let (lora, magnitude) = suffixes(format);
-    let has_settings = matches!(format, AdapterFormat::Diffusers | AdapterFormat::Peft);
-    // LyCORIS does not scale what has no rank.
-    let baked = (!has_settings).then(|| given.with_baked_scale()).flatten();
-    let given = baked.as_ref().unwrap_or(given);
-    for (name, matrix) in given.factors.named(lora) {
+    let scaled = form.scaled(given);
+    let given = scaled.as_ref().unwrap_or(given);
+    for (name, matrix) in given.factors.named(form.lora) {
         let shape = matrix.sizes().map(|size| size as u64).into();
         into.insert(format!("{stem}.{name}"), (shape, matrix.values.clone()));
     }
-    if !has_settings {
+    if form.has_alpha(given) {
         into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
     }
     if let Some(values) = &given.magnitude {
         let outputs = values.len() as u64;
-        let shape = if has_settings { vec![outputs] } else { vec![outputs, 1] };
-        into.insert(format!("{stem}.{magnitude}"), (shape, values.clone()));
+        let is_flat = form.scale == ScalePlace::Settings;
+        let shape = if is_flat { vec![outputs] } else { vec![outputs, 1] };
+        into.insert(format!("{stem}.{}", form.magnitude), (shape, values.clone()));
     }
 }
 

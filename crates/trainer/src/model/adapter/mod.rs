@@ -156,6 +156,15 @@ impl LayerWeights {
         Some(Self { alpha: self.rank as f32, factors, ..self.clone() })
     }
 
+    /// The same with its scale in B, if it is a `LoRA`.
+    pub fn with_scale_in_b(&self) -> Option<Self> {
+        let Factors::Lora { down, up } = &self.factors else { return None };
+        let values = up.values.iter().map(|value| value * self.scale()).collect();
+        let up = AdapterMatrix::new(up.sizes(), values);
+        let factors = Factors::Lora { down: down.clone(), up };
+        Some(Self { alpha: self.rank as f32, factors, ..self.clone() })
+    }
+
     /// Whether it adds nothing to the layer.
     pub fn is_zero(&self) -> bool {
         self.factors.all().any(|matrix| matrix.values.iter().all(|value| *value == 0.0))

@@ -5,7 +5,7 @@
 //! | diffusers, ai-toolkit | `transformer.<layer>.lora_A.weight`; alpha in the header, or none |
 //! | PEFT | `base_model.model.<layer>.lora_A.weight`; alpha in `adapter_config.json` beside |
 //! | kohya | `lora_unet_<original layer, dots as _>.lora_down.weight`; `.alpha` |
-//! | ComfyUI | `diffusion_model.<original layer>.lora_down.weight`; `.alpha` or none |
+//! | ComfyUI | `diffusion_model.<original layer>.lora_down.weight`; `.alpha` or none; FLUX.2: `.lora_A.weight` |
 //! | `OneTrainer`, `LyCORIS` | `lora_transformer_<layer>`, `lycoris_<layer>`, dots as _ |
 //! | `XLabs` | `double_blocks.0.processor.qkv_lora1.down.weight`; no alpha |
 //!

@@ -97,6 +97,18 @@ pub struct ExportMetadata {
     pub architecture: &'static str,
     /// The hub's tag for adapters of this family.
     pub tag: &'static str,
+    /// How ComfyUI's files have a `LoRA`.
+    pub comfyui: ComfyuiLora,
+}
+
+/// How ComfyUI's files have a `LoRA`. ComfyUI reads both; diffusers has a converter of each family, which takes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComfyuiLora {
+    /// `lora_down`, `lora_up` and `alpha`.
+    Alpha,
+    /// `lora_A` and `lora_B`, with the scale in B. Taken: `Flux2LoraLoaderMixin.lora_state_dict`, which takes
+    /// `lora_down` for a file of kohya's, and has no place for alpha in others.
+    Scaled,
 }
 
 /// The licence of a published model, as its model card on the hub states it.

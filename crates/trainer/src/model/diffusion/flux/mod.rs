@@ -17,7 +17,7 @@ pub(crate) use published::flux1_dev;
 use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, KONTEXT_SIZES, ReferenceSizing};
-use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
+use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
@@ -88,6 +88,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_flux",
         architecture: "flux-1-dev/lora",
         tag: "flux",
+        comfyui: ComfyuiLora::Alpha,
     },
     published: published::ALL,
 };

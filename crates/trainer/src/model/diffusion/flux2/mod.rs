@@ -18,7 +18,7 @@ pub(crate) use published::{klein_4b, klein_9b};
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, ReferenceSizing};
-use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
+use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, EPSILON, check_axes};
 use super::scheduler::SigmaSpacing;
@@ -89,6 +89,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_flux_2",
         architecture: "Flux.2-klein-4b/lora",
         tag: "flux2",
+        comfyui: ComfyuiLora::Scaled,
     },
     published: published::ALL,
 };

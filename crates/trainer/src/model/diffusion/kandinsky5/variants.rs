@@ -4,7 +4,7 @@ use super::{Distillation, Kandinsky5Config, Kandinsky5Task, published};
 use crate::model::adapter::TargetPreset;
 use crate::model::adapter::names::EncoderNames;
 use crate::model::diffusion::family::{
-    DiffusionFamily, ExportMetadata, SamplingDefaults, VideoDefaults,
+    ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults, VideoDefaults,
 };
 use crate::model::diffusion::guidance::Guidance;
 use crate::model::diffusion::implementation::Implementation;
@@ -57,6 +57,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_kandinsky",
         architecture: "Kandinsky-5/lora",
         tag: "kandinsky",
+        comfyui: ComfyuiLora::Alpha,
     },
     published: published::ALL,
 };

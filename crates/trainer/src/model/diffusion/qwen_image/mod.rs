@@ -17,7 +17,7 @@ pub(crate) use published::qwen_image;
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, EncoderImages, ReferenceSizing};
-use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
+use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
@@ -79,6 +79,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_qwen_image",
         architecture: "Qwen-Image/lora",
         tag: "qwen-image",
+        comfyui: ComfyuiLora::Alpha,
     },
     published: published::ALL,
 };

@@ -18,7 +18,7 @@ pub(crate) use published::{sd3_medium, sd35_large};
 
 use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
-use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
+use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
@@ -98,6 +98,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_sd3",
         architecture: "stable-diffusion-3/lora",
         tag: "stable-diffusion-3",
+        comfyui: ComfyuiLora::Alpha,
     },
     published: published::ALL,
 };

@@ -16,7 +16,7 @@ pub(crate) use published::z_image;
 
 use super::condition::{Condition, NamedTensor, TOKENS};
 use super::denoiser::{Architecture, LatentSpec};
-use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
+use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::check_axes;
 use super::scheduler::SigmaSpacing;
@@ -73,6 +73,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
         network: "networks.lora_zimage",
         architecture: "Z-Image/lora",
         tag: "z-image",
+        comfyui: ComfyuiLora::Alpha,
     },
     published: published::ALL,
 };
