@@ -7,7 +7,8 @@ two commands.
 1. Every Python snippet of a model card runs as it stands: of the demo, of an image model with T5, of one in a
    single file, of a language model in a folder and in a GGUF file.
 2. A JPEG says what it was made from where Pillow reads it.
-3. Adapters of FLUX.1 that hearth exports are loaded by diffusers and PEFT, and a merged model is diffusers' own.
+3. Adapters of FLUX.1, Qwen-Image, Kandinsky 5, Z-Image and FLUX.2 klein that hearth exports are loaded by diffusers and PEFT,
+   and a merged model is diffusers' own.
 4. The answers of a conversation are those of transformers, which reads all of it each time.
 5. So are the perplexity of texts and the likeliest choices.
 6. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
@@ -146,6 +147,7 @@ def adapters(_place):
     subprocess.run([sys.executable, GOLDEN / "flux/check_exports.py", HEARTH, "schnell"], check=True)
     subprocess.run([sys.executable, GOLDEN / "qwen_image/check_exports.py", HEARTH], check=True)
     subprocess.run([sys.executable, GOLDEN / "kandinsky5/check_exports.py", HEARTH], check=True)
+    subprocess.run([sys.executable, GOLDEN / "check_exports.py", HEARTH], check=True)
 
 
 def text_cards(place):
