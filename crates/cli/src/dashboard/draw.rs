@@ -17,7 +17,7 @@ use trainer::event::{EndReason, Phase, RankShare, RunState, StepMetrics};
 use trainer::report::format::{bytes, count, number};
 
 use super::keys::KEYS;
-use super::plot::{Curve, Plot};
+use super::plot::{Curve, CurveHeight, Plot};
 use super::view::{KeyMode, RunView};
 use crate::render::progress::duration;
 use crate::render::training::{preparing, speed};
@@ -203,16 +203,23 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, history: &History, glyphs: Glyph
     }
     let validations = history.validations.iter().map(|(step, loss)| (*step as f64, *loss));
     let curves = vec![
-        Curve { points: points(steps, |step| step.loss), style: DIM, mark: None },
+        Curve {
+            points: points(steps, |step| step.loss),
+            style: DIM,
+            mark: None,
+            height: CurveHeight::Most,
+        },
         Curve {
             points: smoothed(steps, window, usize::from(area.width)),
             style: glyphs.colour(Color::Cyan),
             mark: (!glyphs.is_unicode).then_some('*'),
+            height: CurveHeight::OfOthers,
         },
         Curve {
             points: validations.collect(),
             style: glyphs.colour(Color::Yellow),
             mark: Some('o'),
+            height: CurveHeight::Whole,
         },
     ];
     draw_plot(frame, area, " loss ", &words, curves, glyphs);
@@ -255,7 +262,8 @@ fn draw_speed(frame: &mut Frame<'_>, area: Rect, history: &History, glyphs: Glyp
     }
     let points = points(steps, |step| step.secs);
     let style = glyphs.colour(Color::Magenta);
-    let curve = Curve { points, style, mark: (!glyphs.is_unicode).then_some('*') };
+    let mark = (!glyphs.is_unicode).then_some('*');
+    let curve = Curve { points, style, mark, height: CurveHeight::Most };
     draw_plot(frame, area, " seconds per step ", &words, vec![curve], glyphs);
 }
 

@@ -16,6 +16,33 @@ pub struct Curve {
     pub style: Style,
     /// Whether each point is a mark of its own, in place of dots.
     pub mark: Option<char>,
+    pub height: CurveHeight,
+}
+
+/// How much of a curve a plot must have room for. What is higher is drawn at the edge, as in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CurveHeight {
+    /// All of it.
+    Whole,
+    /// All but one value in a hundred: a few first losses, or a step that was held up, would flatten all others.
+    Most,
+    /// Nothing: it lies among the points of another.
+    OfOthers,
+}
+
+impl Curve {
+    /// The highest value that the plot must have room for.
+    fn high_end(&self) -> Option<f64> {
+        let mut values: Vec<f64> =
+            self.points.iter().map(|point| point.1).filter(|y| y.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        let n = match self.height {
+            CurveHeight::Whole => values.len(),
+            CurveHeight::Most => (values.len() * 99).div_ceil(100),
+            CurveHeight::OfOthers => 0,
+        };
+        values.get(n.checked_sub(1)?).copied()
+    }
 }
 
 /// Curves over the same places.
@@ -32,14 +59,15 @@ struct Window {
 }
 
 impl Window {
-    /// Around finite points, but for the highest few of many: they are drawn at the edge. None if there is none.
+    /// Around finite points, as high as the curves ask for. None if there is none.
     fn around(curves: &[Curve]) -> Option<Self> {
         let points =
             || curves.iter().flat_map(|curve| &curve.points).filter(|(_, y)| y.is_finite());
         let fold =
             |of: fn(&(f64, f64)) -> f64, with: fn(f64, f64) -> f64| points().map(of).reduce(with);
         let x = [fold(|p| p.0, f64::min)?, fold(|p| p.0, f64::max)?];
-        let [low, high] = [fold(|p| p.1, f64::min)?, high_end(points().map(|p| p.1))?];
+        let high = curves.iter().filter_map(Curve::high_end).reduce(f64::max)?;
+        let low = fold(|p| p.1, f64::min)?.min(high);
         // A level line is drawn in the middle.
         let margin = if high > low { 0.0 } else { high.abs().max(1e-9) * 0.5 };
         Some(Self { x, y: [low - margin, high + margin] })
@@ -57,13 +85,6 @@ impl Window {
         let row = (1.0 - share(y, self.y)) * (rows - 1) as f64;
         Some((column.round() as usize, row.round() as usize))
     }
-}
-
-/// What all but one value in a hundred are at most: a step that was held up would flatten all others.
-fn high_end(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get((values.len() * 99).div_ceil(100).checked_sub(1)?).copied()
 }
 
 impl Widget for &Plot {

@@ -96,6 +96,22 @@ fn one_step_that_was_held_up_does_not_flatten_the_others() {
 }
 
 #[test]
+fn a_few_first_losses_do_not_flatten_the_curve_and_held_out_ones_are_all_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut view = run(folder.path());
+    let history = &mut view.run.history;
+    let mut later = history.steps[39].clone();
+    history.steps.clear();
+    history.validations = vec![(0, 1.5)];
+    for step in 1..=400 {
+        (later.step, later.loss) = (step, if step <= 3 { 500.0 } else { 1.0 });
+        history.steps.push(later.clone());
+    }
+    let text = drawn(&view, [80, 24], PLAIN).join("\n");
+    assert!(text.contains("|  1.5000 o") && !text.contains("500.0"), "{text}");
+}
+
+#[test]
 fn every_size_is_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let mut view = run(folder.path());
