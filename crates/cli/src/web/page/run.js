@@ -298,7 +298,7 @@ export class RunView {
     const counted = work?.total ? (work.unit === 'bytes' ? `${bytes(work.done)} of ${bytes(work.total)}` : `${work.done} of ${work.total}`) : '';
     this.hero.replaceChildren(progress(summary), el('div', { class: 'bigs' },
       big('step', summary.steps ? number(summary.step) : '–', summary.steps ? `of ${number(summary.steps)}, ${Math.floor(share * 100)} %` : work ? `${work.phase} ${counted}` : ''),
-      this.isActive() ? big('left', duration(summary.eta_secs), summary.eta_secs ? `ends ${new Date(Date.now() + summary.eta_secs * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })}` : '')
+      this.isActive() ? big('left', duration(summary.eta_secs), summary.eta_secs ? `ends ${new Date(Date.now() + summary.eta_secs * 1000).toLocaleString([], { weekday: summary.eta_secs > 43200 ? 'short' : undefined, hour: '2-digit', minute: '2-digit' })}` : '')
         : big('took', duration(summary.secs + summary.rest_secs), `last event ${ago(summary.time)}`),
       big('loss', number(summary.loss), `mean of ${summary.loss_window} steps`),
       big('held-out', number(summary.validation?.loss), summary.best_validation ? `best ${number(summary.best_validation.loss)} at ${summary.best_validation.step}` : 'nothing held out'),
