@@ -78,19 +78,17 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
 /// A transformer of its own stands beside the other parts of the base.
 fn base(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
     let (from, own) = ("base_model_name", "transformer.model_name");
-    match mapping.config.text(own)? {
-        Some(path) => {
-            let path = mapping.places.model(&path);
-            mapping.set("base.path", path, own);
-            let rest = mapping.config.text(from)?.ok_or_else(|| mapping.config.missing(from))?;
-            let rest = mapping.places.model(&rest);
-            mapping.set("base.rest", rest, from);
-        }
-        None => {
-            let typed = mapping.base(from)?;
-            family.refuse_dev(mapping, from, &typed);
-        }
-    }
+    let Some(path) = mapping.config.text(own)? else {
+        let typed = mapping.base(from)?;
+        family.refuse_dev(mapping, from, &typed);
+        return Ok(());
+    };
+    family.refuse_dev(mapping, own, &path);
+    let path = mapping.places.model(&path);
+    mapping.set("base.path", path, own);
+    let rest = mapping.config.text(from)?.ok_or_else(|| mapping.config.missing(from))?;
+    let rest = mapping.places.model(&rest);
+    mapping.set("base.rest", rest, from);
     Ok(())
 }
 
