@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,19 @@ def events(run, kind):
     return [it for it in map(json.loads, lines) if it["event"] == kind]
 
 
+def processes(run):
+    """The programs that were started for a run."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"--out={run}".encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
 def answered(run, request):
     """Answers to what was asked, all of them granted."""
     answers = [it for it in events(run, "request") if it.get("asked", {}).get("request") == request]
@@ -100,9 +114,16 @@ def main():
         last = events(run, "end")[-1]
         assert last["reason"] == "interrupted", last
         check("the terminal is given back", 30, lambda: is_on_screen("its exit code is 130") and not is_on_screen(" seconds per step "))
+        tmux.open("lost", [*job, "--resume"])
+        n_steps = len(events(run, "step"))
+        check("it resumes", 120, lambda: len(events(run, "step")) > n_steps, "lost")
+        tmux.call("kill-session", "-t", "lost")
+        check("a terminal that is gone ends it in order", 60, lambda: len(events(run, "end")) == 2 and not processes(run))
         print(f"a terminal: {passed} passed, 0 failed")
     finally:
         tmux.close()
+        for process in processes(run):
+            os.kill(process, signal.SIGKILL)
         shutil.rmtree(place, ignore_errors=True)
 
 

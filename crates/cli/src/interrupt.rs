@@ -1,5 +1,6 @@
 //! Ctrl-C: the first one asks for an orderly end, the second leaves at once. In a conversation it ends an answer.
 
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,17 +53,23 @@ pub fn of_answers() -> Result<Arc<AnswerInterrupt>, Failure> {
     Ok(interrupt)
 }
 
-/// Calls `first` on the first Ctrl-C. Once per run.
+/// Calls `first` on the first Ctrl-C. Once per run. A terminal that is lost sends several signals, its shell and the
+/// kernel one each: nobody pressed a second time.
 pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure> {
-    let mut again = false;
+    let (had_terminal, mut again) = (has_terminal(), false);
     let handler = move || {
-        if again {
+        if again && has_terminal() == had_terminal {
             leave(EXIT_CODE);
         }
-        again = true;
-        first();
+        if !std::mem::replace(&mut again, true) {
+            first();
+        }
     };
     ctrlc::set_handler(handler).map_err(Failure::Signal)
+}
+
+fn has_terminal() -> bool {
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
 /// Ends the process and nothing else, when all that it had to write is written. An orderly exit would let

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use super::{DashboardEnd, watch};
+use super::{DashboardEnd, restore, watch};
 use crate::interrupt;
+
+/// How long a dashboard has to close. Chosen: several drawings over a slow connection.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A dashboard that has the terminal until it is closed, or somebody leaves it.
 pub struct OpenDashboard {
@@ -41,12 +45,20 @@ impl OpenDashboard {
         self.is_open.load(Ordering::SeqCst)
     }
 
-    /// Gives the terminal back.
+    /// Gives the terminal back. A terminal that is gone, as after a lost connection, can keep the thread for ever in
+    /// reading its keys: then it is left behind, and ends with the program.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        let Some(thread) = thread else { return };
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < PATIENCE {
+            thread::sleep(PATIENCE / 200);
+        }
+        if thread.is_finished() {
             _ = thread.join();
+        } else {
+            restore();
         }
     }
 }
