@@ -288,8 +288,9 @@ mod tests {
             let error = rewards(script, 2, LONG).unwrap_err().to_string();
             assert!(error.starts_with("the reward program ") && error.contains(says), "{error}");
         }
-        let silent = rewards("echo 1; sleep 600", 2, Duration::from_millis(100)).unwrap_err();
-        assert_eq!(silent.to_string(), "the reward program gave 1 of 2 rewards in 0.1 s");
+        // Long enough for a shell to start on a machine with much else to do.
+        let silent = rewards("echo 1; sleep 600", 2, Duration::from_millis(2500)).unwrap_err();
+        assert_eq!(silent.to_string(), "the reward program gave 1 of 2 rewards in 2.5 s");
         let absent = RewardProgram::start(&["/no/such/program".into()]).map(drop).unwrap_err();
         assert!(absent.to_string().contains("/no/such/program does not start"), "{absent}");
     }
