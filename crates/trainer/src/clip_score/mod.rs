@@ -1,6 +1,6 @@
-//! CLIP scores of a run's samples: how near they are to their prompts (Hessel et al., "CLIPScore", arXiv 2104.08718), and to
-//! the images that the run trains on (CLIP-I of Ruiz et al., "DreamBooth", arXiv 2208.12242). Not a part of a run: they are
-//! measured beside it or later, and tell when samples stop following prompts.
+//! CLIP scores of a run's samples: how near they are to their prompts (Hessel et al., arXiv 2104.08718), and to the images
+//! that the run trains on (CLIP-I of Ruiz et al., arXiv 2208.12242). Not a part of a run: they are measured beside it or
+//! later, and tell when samples stop following prompts.
 
 pub mod model;
 pub mod tasks;

@@ -195,7 +195,8 @@ impl LoadedClip<'_> {
         let tape = Tape::inference(self.device, &self.params, 0);
         let embedding = to_vec(forward(&tape)?.tensor())?;
         let length = embedding.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        if !self.device.is_meta() && !(length.is_finite() && length > 0.0) {
+        let is_lost = !length.is_finite() || length == 0.0;
+        if is_lost && !self.device.is_meta() {
             return Err(TrainerError::OutputLost { what: "an embedding of CLIP".into() });
         }
         Ok(embedding.into_iter().map(|x| (f64::from(x) / length) as f32).collect())
