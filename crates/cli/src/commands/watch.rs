@@ -91,6 +91,9 @@ fn follow(arguments: &WatchArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
                 }
             }
         }
+        if added.has_more {
+            continue;
+        }
         if !*json && !*quiet {
             state.redraw();
         }

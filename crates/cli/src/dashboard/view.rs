@@ -76,21 +76,29 @@ impl RunView {
     pub fn update(&mut self) -> Result<bool, Failure> {
         // Before the file is read: a run that ends meanwhile has then written how.
         let is_held = lock::is_held(&self.folder);
-        let TailedEvents { is_restarted, events } = self.tail.poll()?;
-        if is_restarted {
-            let (mode, tail) = (
-                self.mode.clone(),
-                std::mem::replace(&mut self.tail, EventTail::new(&self.folder)),
-            );
-            *self = Self { tail, mode, ..Self::new(&self.folder) };
-        }
-        let is_new = is_restarted || !events.is_empty();
-        for event in events {
-            self.take(&event.record);
+        let mut is_new = false;
+        loop {
+            let TailedEvents { is_restarted, has_more, events } = self.tail.poll()?;
+            if is_restarted {
+                self.restart();
+            }
+            is_new |= is_restarted || !events.is_empty();
+            for event in events {
+                self.take(&event.record);
+            }
+            if !has_more {
+                break;
+            }
         }
         let state = self.run.history.state(is_held);
         let is_other = std::mem::replace(&mut self.state, state) != self.state;
         Ok(is_new || is_other)
+    }
+
+    /// Forgets all but what somebody is typing.
+    fn restart(&mut self) {
+        let tail = std::mem::replace(&mut self.tail, EventTail::new(&self.folder));
+        *self = Self { tail, mode: self.mode.clone(), ..Self::new(&self.folder) };
     }
 
     fn take(&mut self, record: &EventRecord) {

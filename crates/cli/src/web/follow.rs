@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use trainer::error::Result;
-use trainer::event::tail::{EventTail, TailedEvent};
+use trainer::event::tail::{EventTail, TailedEvent, TailedEvents};
 use trainer::event::{journal, lock};
 
 use super::fold::RunFold;
@@ -209,25 +209,29 @@ impl FollowedRun {
 
 impl FollowState {
     fn read(&mut self, folder: &Path) -> Result<()> {
-        let polled = self.tail.poll()?;
-        if polled.is_restarted {
-            self.fold = RunFold::default();
-            self.lines.clear();
-            (self.line, self.epoch) = (0, self.epoch + 1);
-        }
-        let n = polled.events.len();
-        for (at, TailedEvent { line, record }) in polled.events.iter().enumerate() {
-            self.fold.apply(folder, *line, record);
-            self.line = *line;
-            // Nobody streams lines from so far back.
-            if at + STREAMED_LINES >= n {
-                let text = json!({ "record": record, "log": log_line(*line, self.fold.time, &record.event) });
-                self.lines.push_back((*line, text.to_string().into()));
+        loop {
+            let TailedEvents { is_restarted, has_more, events } = self.tail.poll()?;
+            if is_restarted {
+                self.fold = RunFold::default();
+                self.lines.clear();
+                (self.line, self.epoch) = (0, self.epoch + 1);
+            }
+            let n = events.len();
+            for (at, TailedEvent { line, record }) in events.iter().enumerate() {
+                self.fold.apply(folder, *line, record);
+                self.line = *line;
+                // Nobody streams lines from so far back.
+                if at + STREAMED_LINES >= n {
+                    let text = json!({ "record": record, "log": log_line(*line, self.fold.time, &record.event) });
+                    self.lines.push_back((*line, text.to_string().into()));
+                }
+            }
+            let excess = self.lines.len().saturating_sub(STREAMED_LINES);
+            self.lines.drain(..excess);
+            if !has_more {
+                return Ok(());
             }
         }
-        let excess = self.lines.len().saturating_sub(STREAMED_LINES);
-        self.lines.drain(..excess);
-        Ok(())
     }
 
     /// A new summary, unless there was one just now.

@@ -238,25 +238,20 @@ impl History {
             Event::Progress(progress) => self.progress = Some(progress),
             Event::Step(step) => self.step(step),
             Event::Validation { step, loss } => {
-                self.validations.retain(|(at, _)| *at < step);
-                self.validations.push((step, loss));
+                renew(&mut self.validations, (step, loss), |(step, _)| *step, |_, _| true);
             }
             Event::Policy(policy) => {
-                self.policy.retain(|other| other.step < policy.step);
-                self.policy.push(policy);
+                renew(&mut self.policy, policy, |policy| policy.step, |_, _| true);
             }
             Event::Rewards(rewards) => {
-                let is_held_out = rewards.is_held_out();
-                self.rewards.retain(|other| {
-                    other.step < rewards.step || other.is_held_out() != is_held_out
-                });
-                self.rewards.push(rewards);
+                let is_same =
+                    |a: &RewardMetrics, b: &RewardMetrics| a.is_held_out() == b.is_held_out();
+                renew(&mut self.rewards, rewards, |rewards| rewards.step, is_same);
             }
             Event::Timesteps(losses) => {
-                self.timestep_losses.retain(|other| {
-                    other.step < losses.step || other.is_held_out != losses.is_held_out
-                });
-                self.timestep_losses.push(losses);
+                let is_same =
+                    |a: &TimestepLosses, b: &TimestepLosses| a.is_held_out == b.is_held_out;
+                renew(&mut self.timestep_losses, losses, |losses| losses.step, is_same);
             }
             Event::ImageSample { step, path, prompt, seed, references, clip } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
@@ -356,10 +351,7 @@ impl History {
             part.step_secs += step.secs;
             part.last_step = part.last_step.max(step.step);
         }
-        while self.steps.last().is_some_and(|last| last.step >= step.step) {
-            self.steps.pop();
-        }
-        self.steps.push(step);
+        renew(&mut self.steps, step, |step| step.step, |_, _| true);
     }
 
     /// What was said before at this step is not said again.
@@ -369,4 +361,17 @@ impl History {
             self.warnings.insert(at, (step, text));
         }
     }
+}
+
+/// Adds an item to a list in the order of steps. Those like it of its step and of later ones were lost with a break.
+fn renew<T>(
+    items: &mut Vec<T>,
+    item: T,
+    step_of: impl Fn(&T) -> u64,
+    is_like: impl Fn(&T, &T) -> bool,
+) {
+    let from = items.partition_point(|other| step_of(other) < step_of(&item));
+    let others = items.split_off(from).into_iter().filter(|other| !is_like(other, &item));
+    items.extend(others);
+    items.push(item);
 }

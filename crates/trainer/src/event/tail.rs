@@ -14,6 +14,8 @@ use crate::error::{Result, TrainerError};
 
 /// Bytes that are read at a time. Chosen: a long history is read in pieces, not held twice.
 const PIECE: usize = 1 << 20;
+/// Bytes whose events are handed on together. Chosen: a long run takes a few MB more then, not twice its memory.
+const BATCH: u64 = 2 << 20;
 /// The longest line that is waited for. Chosen: far above any event; what is longer is no history.
 const LONGEST_LINE: usize = 16 << 20;
 
@@ -35,6 +37,8 @@ pub struct EventTail {
 pub struct TailedEvents {
     /// The file is another one, or was cut: these are its events from the first on.
     pub is_restarted: bool,
+    /// There is more, for the next look.
+    pub has_more: bool,
     /// In their order. Lines that are no events are left out.
     pub events: Vec<TailedEvent>,
 }
@@ -55,14 +59,15 @@ impl EventTail {
         Self { path, file: None, offset: 0, rest: Vec::new(), line: 0 }
     }
 
-    /// What was added since the last call.
+    /// What was added since the last call; of much, the first part.
     pub fn poll(&mut self) -> Result<TailedEvents> {
         let failed =
             |path: &Path, source| TrainerError::Io { what: "read", path: path.into(), source };
         let mut file = match open_plain(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(TailedEvents { is_restarted: self.restart(None), events: Vec::new() });
+                let is_restarted = self.restart(None);
+                return Ok(TailedEvents { is_restarted, ..TailedEvents::default() });
             }
             Err(error) => return Err(failed(&self.path, error)),
         };
@@ -72,7 +77,7 @@ impl EventTail {
         let is_restarted = (is_other || about.len() < self.offset) && self.restart(Some(identity));
         self.file = Some(identity);
         let events = self.added(&mut file).map_err(|error| failed(&self.path, error))?;
-        Ok(TailedEvents { is_restarted, events })
+        Ok(TailedEvents { is_restarted, has_more: self.offset < about.len(), events })
     }
 
     /// Begins again; whether anything had been read.
@@ -86,14 +91,16 @@ impl EventTail {
     fn added(&mut self, file: &mut File) -> io::Result<Vec<TailedEvent>> {
         file.seek(SeekFrom::Start(self.offset))?;
         let (mut events, mut piece) = (Vec::new(), vec![0; PIECE]);
-        loop {
+        let end = self.offset + BATCH;
+        while self.offset < end {
             let n = file.read(&mut piece)?;
             if n == 0 {
-                return Ok(events);
+                break;
             }
             self.offset += n as u64;
             self.take(&piece[..n], &mut events);
         }
+        Ok(events)
     }
 
     /// Takes the whole lines out of what was read, and keeps the rest.
@@ -126,7 +133,12 @@ mod tests {
 
     /// The lines and texts of what is new.
     fn new(tail: &mut EventTail) -> (bool, Vec<(u64, String)>) {
-        let TailedEvents { is_restarted, events } = tail.poll().unwrap();
+        let TailedEvents { is_restarted, mut events, mut has_more } = tail.poll().unwrap();
+        while has_more {
+            let more = tail.poll().unwrap();
+            events.extend(more.events);
+            has_more = more.has_more;
+        }
         let text = |event: TailedEvent| match event.record.event {
             Event::Note { text } => (event.line, text),
             other => panic!("{other:?}"),
@@ -157,6 +169,24 @@ mod tests {
         let long = "x".repeat(3 * PIECE);
         add(&format!("{}\n", note(&long)));
         assert_eq!(new(tail), (false, of(&[(5, &long)])));
+    }
+
+    #[test]
+    fn a_long_history_comes_in_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = format!("{}\n", note(&"x".repeat(PIECE)));
+        fs::write(folder.path().join(FILE_NAME), line.repeat(20)).unwrap();
+        let (mut tail, mut lines, mut n_parts) = (EventTail::new(folder.path()), Vec::new(), 0);
+        loop {
+            let part = tail.poll().unwrap();
+            assert!(!part.is_restarted && part.events.len() < 4);
+            lines.extend(part.events.iter().map(|event| event.line));
+            n_parts += 1;
+            if !part.has_more {
+                break;
+            }
+        }
+        assert_eq!((lines, n_parts), ((1..=20).collect(), 11));
     }
 
     #[test]
