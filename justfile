@@ -33,10 +33,12 @@ fuzz:
 software-gpu:
     HEARTH_TEST_DEVICE=gpu:software cargo test --workspace --lib -- ops:: quantised::
 
-# What 50 open streams of `hearth serve` cost the steps of a live run, by pairs of windows: seven minutes of a quiet machine.
-streams:
+# What watching costs the steps of a live run, by pairs of windows: open streams, the dashboard; a quarter of an hour of a
+# quiet machine.
+watching-costs:
     cargo build --release
-    python3 tests/streams.py target/release/hearth
+    python3 tests/watching_costs.py target/release/hearth streams
+    python3 tests/watching_costs.py target/release/hearth dashboard
 
 # The dashboard in a real terminal: tmux presses keys and reads the screen.
 terminal:
