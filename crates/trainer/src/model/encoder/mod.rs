@@ -2,6 +2,7 @@
 //! training step.
 
 pub mod clip;
+mod image_values;
 pub mod qwen25vl;
 pub mod qwen3;
 pub mod stack;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::vision::ClipVisionConfig;
 use crate::error::{Result, TrainerError};
 use crate::model::config::{self, Unsupported};
+use crate::model::encoder::image_values::{CHANNELS, PixelNorm, check_steps};
 use crate::pixels::{Filter, Pixels, scale};
 
 /// The file with its settings.
@@ -19,9 +20,7 @@ pub struct ClipImageProcessor {
     resize: ClipResize,
     /// Pixels along the side of the square that is cut out.
     crop: u32,
-    mean: [f32; 3],
-    std: [f32; 3],
-    rescale_factor: f32,
+    norm: PixelNorm,
     patch_size: usize,
 }
 
@@ -59,11 +58,6 @@ enum SizeJson {
     Exact { width: u32, height: u32 },
 }
 
-/// Taken: the number of bicubic interpolation in Pillow.
-const BICUBIC: u32 = 3;
-/// Taken: transformers' `OPENAI_CLIP_MEAN` and `OPENAI_CLIP_STD`.
-const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 /// Sides beyond this are cut off before scaling. Chosen: no more than the middle of an image is seen, and one of 1 by
 /// 100,000 pixels would take gigabytes when it is scaled.
 const MOST_ASPECT: u32 = 8;
@@ -90,7 +84,7 @@ impl ClipImageProcessor {
             let (row, column) = (place / per_side, place % per_side);
             for channel in 0..CHANNELS {
                 let from = [top + row * side, left + column * side];
-                self.push_channel(&mut values, &image, from, channel);
+                self.norm.push_patch(&mut values, &image, from, side, channel);
             }
         }
         values
@@ -108,26 +102,7 @@ impl ClipImageProcessor {
         };
         scale(image, size, Filter::Bicubic)
     }
-
-    /// One channel of the patch at a row and a column of pixels.
-    fn push_channel(
-        &self,
-        values: &mut Vec<f32>,
-        image: &Pixels,
-        [top, left]: [usize; 2],
-        channel: usize,
-    ) {
-        let [mean, std] = [self.mean[channel], self.std[channel]].map(|x| x / self.rescale_factor);
-        for row in top..top + self.patch_size {
-            let from = (row * image.width as usize + left) * CHANNELS + channel;
-            let pixels = image.rgb[from..].iter().step_by(CHANNELS).take(self.patch_size);
-            values.extend(pixels.map(|pixel| (f32::from(*pixel) - mean) / std));
-        }
-    }
 }
-
-/// Red, green and blue.
-const CHANNELS: usize = 3;
 
 /// An image without the ends of a very long side, which are not seen.
 fn middle(image: Pixels) -> Pixels {
@@ -149,17 +124,13 @@ impl ClipImageProcessorJson {
         self,
         vision: &ClipVisionConfig,
     ) -> std::result::Result<ClipImageProcessor, Unsupported> {
-        for (key, does) in [
+        let steps = [
             ("do_resize", self.do_resize),
             ("do_center_crop", self.do_center_crop),
             ("do_rescale", self.do_rescale),
             ("do_normalize", self.do_normalize),
-        ] {
-            Unsupported::unless(does != Some(false), format!("{key} is false, expected true"))?;
-        }
-        let resample = self.resample.unwrap_or(BICUBIC);
-        let problem = format!("resample is {resample}, expected {BICUBIC} (bicubic)");
-        Unsupported::unless(resample == BICUBIC, problem)?;
+        ];
+        check_steps(steps, self.resample)?;
         let side = vision.image_size as u32;
         let crop = match self.crop_size.unwrap_or(SizeJson::Side(side)) {
             SizeJson::Side(crop) | SizeJson::ShortestEdge { shortest_edge: crop } => [crop; 2],
@@ -185,20 +156,13 @@ impl ClipImageProcessorJson {
             is_fine,
             format!("size is {}, expected {side} to {MOST_SIDE}", sides[0].min(sides[1])),
         )?;
-        let (factor, std) =
-            (self.rescale_factor.unwrap_or(1.0 / 255.0), self.image_std.unwrap_or(STD));
-        let is_fine = factor > 0.0 && factor.is_finite();
-        Unsupported::unless(is_fine, format!("rescale_factor is {factor}"))?;
-        let is_fine = std.iter().all(|std| *std > 0.0 && std.is_finite());
-        Unsupported::unless(is_fine, format!("image_std is {std:?}"))?;
-        Ok(ClipImageProcessor {
-            resize,
-            crop: side,
-            mean: self.image_mean.unwrap_or(MEAN),
-            std,
-            rescale_factor: factor,
-            patch_size: vision.patch_size,
-        })
+        let norm = PixelNorm {
+            mean: self.image_mean.unwrap_or(PixelNorm::CLIP.mean),
+            std: self.image_std.unwrap_or(PixelNorm::CLIP.std),
+            rescale_factor: self.rescale_factor.unwrap_or(PixelNorm::CLIP.rescale_factor),
+        };
+        norm.check()?;
+        Ok(ClipImageProcessor { resize, crop: side, norm, patch_size: vision.patch_size })
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::vision::VisionConfig;
 use crate::error::{Result, TrainerError};
 use crate::model::config::{self, Unsupported};
+use crate::model::encoder::image_values::{CHANNELS, PixelNorm, check_steps};
 use crate::pixels::{Filter, Pixels, scale};
 
 /// How images are prepared, as `preprocessor_config.json` states it.
@@ -16,9 +17,7 @@ use crate::pixels::{Filter, Pixels, scale};
 pub struct ImageProcessor {
     /// Pixels that an image has at least and at most.
     pixels: [u64; 2],
-    mean: [f32; 3],
-    std: [f32; 3],
-    rescale_factor: f32,
+    norm: PixelNorm,
     patch_size: usize,
     merge_size: usize,
     temporal_patch_size: usize,
@@ -88,17 +87,12 @@ struct PixelLimitsJson {
     longest_edge: Option<u64>,
 }
 
-/// Taken: the number of bicubic interpolation in Pillow.
-const BICUBIC: u32 = 3;
-
 impl ImageProcessor {
     /// That of the published models.
     pub fn published() -> Self {
         Self {
             pixels: [56 * 56, 28 * 28 * 16_384],
-            mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
-            std: [0.268_629_54, 0.261_302_6, 0.275_777_1],
-            rescale_factor: 1.0 / 255.0,
+            norm: PixelNorm::CLIP,
             patch_size: 14,
             merge_size: 2,
             temporal_patch_size: 2,
@@ -155,11 +149,7 @@ impl ImageProcessor {
         Unsupported::unless((1..=most).contains(&least), limits)?;
         let problem = format!("min_pixels is {least}, expected up to {MOST_SCALED}");
         Unsupported::unless(least <= MOST_SCALED, problem)?;
-        let factor = self.rescale_factor;
-        let is_fine = factor > 0.0 && factor.is_finite();
-        Unsupported::unless(is_fine, format!("rescale_factor is {factor}"))?;
-        let is_fine = self.std.iter().all(|std| *std > 0.0 && std.is_finite());
-        Unsupported::unless(is_fine, format!("image_std is {:?}", self.std))?;
+        self.norm.check()?;
         for (key, ours, towers) in [
             ("patch_size", self.patch_size, vision.patch_size),
             ("merge_size", self.merge_size, vision.spatial_merge_size),
@@ -215,28 +205,12 @@ impl ImageProcessor {
         for [row, column] in patch_order(grid, self.merge_size) {
             for channel in 0..CHANNELS {
                 for _ in 0..self.temporal_patch_size {
-                    self.push_channel(&mut values, &image, [row * side, column * side], channel);
+                    let from = [row * side, column * side];
+                    self.norm.push_patch(&mut values, &image, from, side, channel);
                 }
             }
         }
         values
-    }
-
-    /// One channel of the patch at a pixel.
-    fn push_channel(
-        &self,
-        values: &mut Vec<f32>,
-        image: &Pixels,
-        [top, left]: [usize; 2],
-        channel: usize,
-    ) {
-        let [mean, std] = [self.mean[channel], self.std[channel]].map(|x| x / self.rescale_factor);
-        let width = image.width as usize;
-        for row in top..top + self.patch_size {
-            let from = (row * width + left) * CHANNELS + channel;
-            let pixels = image.rgb[from..].iter().step_by(CHANNELS).take(self.patch_size);
-            values.extend(pixels.map(|pixel| (f32::from(*pixel) - mean) / std));
-        }
     }
 
     /// Values of a patch.
@@ -244,9 +218,6 @@ impl ImageProcessor {
         CHANNELS * self.temporal_patch_size * self.patch_size * self.patch_size
     }
 }
-
-/// Red, green and blue.
-const CHANNELS: usize = 3;
 
 /// Row and column of each patch of an image, squares of `merge` patches a side one after the other.
 pub fn patch_order(grid: PatchGrid, merge: usize) -> impl Iterator<Item = [usize; 2]> {
@@ -260,24 +231,22 @@ pub fn patch_order(grid: PatchGrid, merge: usize) -> impl Iterator<Item = [usize
 
 impl ImageProcessorJson {
     fn meaning(self) -> std::result::Result<ImageProcessor, Unsupported> {
-        for (key, does) in [
+        let steps = [
             ("do_resize", self.do_resize),
             ("do_rescale", self.do_rescale),
             ("do_normalize", self.do_normalize),
-        ] {
-            Unsupported::unless(does != Some(false), format!("{key} is false, expected true"))?;
-        }
-        let resample = self.resample.unwrap_or(BICUBIC);
-        let problem = format!("resample is {resample}, expected {BICUBIC} (bicubic)");
-        Unsupported::unless(resample == BICUBIC, problem)?;
+        ];
+        check_steps(steps, self.resample)?;
         Ok(ImageProcessor {
             pixels: [
                 needed("min_pixels", self.min_pixels.or(self.size.shortest_edge))?,
                 needed("max_pixels", self.max_pixels.or(self.size.longest_edge))?,
             ],
-            mean: needed("image_mean", self.image_mean)?,
-            std: needed("image_std", self.image_std)?,
-            rescale_factor: self.rescale_factor.unwrap_or(1.0 / 255.0),
+            norm: PixelNorm {
+                mean: needed("image_mean", self.image_mean)?,
+                std: needed("image_std", self.image_std)?,
+                rescale_factor: self.rescale_factor.unwrap_or(PixelNorm::CLIP.rescale_factor),
+            },
             patch_size: needed("patch_size", self.patch_size)?,
             merge_size: needed("merge_size", self.merge_size)?,
             temporal_patch_size: needed("temporal_patch_size", self.temporal_patch_size)?,
@@ -352,7 +321,7 @@ mod tests {
         };
         let older = json!({
             "min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
-            "image_mean": published.mean, "image_std": published.std,
+            "image_mean": published.norm.mean, "image_std": published.norm.std,
         });
         let mut newer = older.clone();
         newer["min_pixels"] = Value::Null;
