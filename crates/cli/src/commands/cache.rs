@@ -224,8 +224,7 @@ fn print(
     out: &mut dyn Write,
 ) -> Result<CommandOutcome, Failure> {
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, summary).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, summary)?;
     } else if arguments.quiet {
         for problem in problems.iter().filter(|problem| !problem.is_note) {
             render::warn(&format!("{} {}", problem.path.display(), problem.what));

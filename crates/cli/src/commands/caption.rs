@@ -1,6 +1,6 @@
 //! `hearth caption`: a caption for every image of a folder that has none, by a vision-language model.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -191,8 +191,7 @@ impl CaptionJob<'_> {
     }
 
     fn print_json(&mut self, row: &impl serde::Serialize) -> Result<(), Failure> {
-        serde_json::to_writer(&mut *self.out, row).map_err(io::Error::from)?;
-        writeln!(self.out)?;
+        render::json::line(self.out, row)?;
         Ok(self.out.flush()?)
     }
 

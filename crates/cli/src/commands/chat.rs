@@ -259,8 +259,7 @@ impl Chat<'_> {
         self.last_speed = answer.tokens_per_sec;
         if self.arguments.json {
             let row = AnswerRow { n_prompt_tokens: tokens.len(), n_forgotten, ..answer };
-            serde_json::to_writer(&mut *out, &row).map_err(io::Error::from)?;
-            writeln!(out)?;
+            render::json::line(out, &row)?;
             out.flush()?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! `hearth clip-score`: how near the samples of a run are to their prompts and to the images it trains on, by a CLIP model.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use compute::Dtype;
@@ -87,8 +87,7 @@ pub fn run(arguments: &ClipScoreArgs, out: &mut dyn Write) -> Result<CommandOutc
     let by_step = scores.by_step(&tasks.samples);
     let page = ClipScorePage { by_step, scores, path, report, peak_bytes, limit_bytes };
     if *json {
-        serde_json::to_writer(&mut *out, &page).map_err(io::Error::from)?;
-        writeln!(out)?;
+        render::json::line(out, &page)?;
     } else {
         write!(out, "{}", render::clip_score::page(&page))?;
     }

@@ -192,8 +192,7 @@ fn test(device: DeviceChoice, out: &mut dyn Write) -> Result<CommandOutcome, Fai
 
 fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     if json {
-        serde_json::to_writer_pretty(&mut *out, diagnosis).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, diagnosis)?;
     } else {
         write!(out, "{}", render::doctor::page(diagnosis))?;
     }
@@ -212,8 +211,7 @@ fn watch(
     let redraw = !json && std::io::stdout().is_terminal();
     loop {
         if json {
-            serde_json::to_writer(&mut *out, &seen).map_err(std::io::Error::from)?;
-            writeln!(out)?;
+            render::json::line(out, &seen)?;
         } else {
             let page = render::doctor::page(&seen);
             if redraw {

@@ -1,7 +1,7 @@
 //! `hearth evaluate`: how good a language model is, with its adapter and without.
 
 use std::cell::Cell;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -104,8 +104,7 @@ pub fn run(arguments: &EvaluateArgs, out: &mut dyn Write) -> Result<CommandOutco
     };
     let report = EvaluationReport { base: of_base, adapter: of_adapter };
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &report)?;
     } else {
         write!(out, "{}", render::evaluate::page(&report))?;
     }

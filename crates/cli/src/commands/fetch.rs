@@ -156,8 +156,7 @@ pub fn run(arguments: &FetchArgs, out: &mut dyn Write) -> Result<CommandOutcome,
     for wanted in arguments.wanted()? {
         let report = fetch(arguments, wanted)?;
         if arguments.json {
-            serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
-            writeln!(out)?;
+            render::json::object(out, &report)?;
         } else {
             write!(out, "{}", render::fetch::page(&report))?;
         }

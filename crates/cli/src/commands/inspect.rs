@@ -66,8 +66,7 @@ pub fn run(arguments: &InspectArgs, out: &mut dyn Write) -> Result<CommandOutcom
     }
     drop(progress);
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &surveys).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &surveys)?;
     } else {
         for survey in &surveys {
             write!(out, "{}", render::inspect::page(survey, arguments.all))?;

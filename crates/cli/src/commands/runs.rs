@@ -13,6 +13,7 @@ use trainer::report::format::number;
 
 use crate::commands::CommandOutcome;
 use crate::failure::Failure;
+use crate::render;
 use crate::render::progress::duration;
 use crate::text::TextPage;
 
@@ -51,8 +52,7 @@ pub fn run(arguments: &RunsArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
     runs.sort_by(|a, b| a.age_secs.unwrap_or(f64::MAX).total_cmp(&b.age_secs.unwrap_or(f64::MAX)));
     if arguments.json {
         let runs: Vec<Value> = runs.iter().map(as_json).collect();
-        serde_json::to_writer_pretty(&mut *out, &runs).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &runs)?;
     } else if runs.is_empty() {
         writeln!(out, "no runs in {}", arguments.folder.display())?;
     } else {

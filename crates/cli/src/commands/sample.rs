@@ -281,8 +281,7 @@ fn sample_images(
     }
     drawn.secs = begun.elapsed().as_secs_f64();
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &drawn).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &drawn)?;
     } else {
         write!(out, "{}", render::sample::page(&drawn))?;
     }

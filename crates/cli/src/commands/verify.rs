@@ -84,8 +84,7 @@ pub fn run(arguments: &VerifyArgs, out: &mut dyn Write) -> Result<CommandOutcome
         tensors,
     };
     if *json {
-        serde_json::to_writer_pretty(&mut *out, &findings).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &findings)?;
     } else {
         write!(out, "{}", render::verify::page(&findings))?;
     }

@@ -11,6 +11,7 @@ pub mod fetch;
 pub mod image_progress;
 pub mod import;
 pub mod inspect;
+pub mod json;
 pub mod line;
 pub mod plan;
 pub mod progress;

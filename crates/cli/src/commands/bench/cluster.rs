@@ -69,7 +69,7 @@ pub fn run(arguments: &BenchClusterArgs, out: &mut dyn Write) -> Result<CommandO
     let is_first = world.rank() == 0;
     nodes::leave(Some(world), false)?;
     if is_first && arguments.json {
-        writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+        render::json::line(out, &figures)?;
     } else if is_first {
         write!(out, "{}", render::bench::cluster(&figures))?;
     }

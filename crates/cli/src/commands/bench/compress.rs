@@ -128,8 +128,7 @@ pub fn run(arguments: &BenchCompressArgs, out: &mut dyn Write) -> Result<Command
         for arm in &arguments.arms {
             let figures = measure(arguments, &bench, *arm, seed, budget)?;
             if arguments.json {
-                let line = serde_json::to_string(&figures).map_err(std::io::Error::from)?;
-                writeln!(out, "{line}")?;
+                render::json::line(out, &figures)?;
                 out.flush()?;
             }
             all.push(figures);

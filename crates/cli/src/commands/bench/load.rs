@@ -96,7 +96,7 @@ pub fn run(arguments: &BenchLoadArgs, out: &mut dyn Write) -> Result<CommandOutc
     };
     if let Some(reader) = arguments.only {
         let sample = measure(arguments, reader, file)?;
-        writeln!(out, "{}", serde_json::to_string(&sample).map_err(std::io::Error::from)?)?;
+        render::json::line(out, &sample)?;
         return Ok(CommandOutcome::Done);
     }
     let figures = figures(arguments, file)?;

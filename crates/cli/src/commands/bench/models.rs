@@ -97,21 +97,18 @@ fn case(name: &str) -> Result<BenchCase, String> {
 
 pub fn run(arguments: &BenchModelsArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let cases = if arguments.only.is_empty() { &BenchCase::SMALL[..] } else { &arguments.only[..] };
-    let mut show = |line: Result<String, serde_json::Error>| -> Result<(), Failure> {
-        Ok(writeln!(out, "{}", line.map_err(std::io::Error::from)?)?)
-    };
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for case in cases {
         if let Some(python) = &arguments.python {
             let rows = compare(arguments, python, *case)?;
             rows.iter()
                 .filter(|_| arguments.json)
-                .try_for_each(|row| show(serde_json::to_string(row)))?;
+                .try_for_each(|row| render::json::line(out, row))?;
             beside.extend(rows);
         } else {
             let figures = measure(arguments, *case)?;
             if arguments.json {
-                show(serde_json::to_string(&figures))?;
+                render::json::line(out, &figures)?;
             }
             alone.push(figures);
         }

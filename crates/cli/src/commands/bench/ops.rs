@@ -55,7 +55,7 @@ pub fn run(arguments: &BenchOpsArgs, out: &mut dyn Write) -> Result<CommandOutco
         let bench = OpBench { device: &device, threads, arguments };
         let figures = bench.measure(&case)?;
         if arguments.json {
-            writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+            render::json::line(out, &figures)?;
         }
         all.push(figures);
     }

@@ -119,11 +119,7 @@ pub fn run(arguments: &PredictArgs, out: &mut dyn Write) -> Result<CommandOutcom
         JOBS.iter().filter(|job| name(job).contains(&arguments.only)).try_for_each(|job| {
             let figures = measure(arguments, &rates, folder.path(), job)?;
             if arguments.json {
-                writeln!(
-                    out,
-                    "{}",
-                    serde_json::to_string(&figures).map_err(std::io::Error::from)?
-                )?;
+                render::json::line(out, &figures)?;
             }
             all.push(figures);
             Ok(())

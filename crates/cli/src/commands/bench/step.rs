@@ -79,7 +79,7 @@ pub fn config(name: &str) -> Result<WorkloadConfig, String> {
 pub fn run(arguments: &BenchStepArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let figures = measure(arguments)?;
     if arguments.json {
-        writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+        render::json::line(out, &figures)?;
     } else {
         write!(out, "{}", render::bench::step(&figures))?;
     }

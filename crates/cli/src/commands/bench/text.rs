@@ -98,12 +98,11 @@ fn vocabulary(text: &str) -> Result<usize, String> {
 const MOST_TOKENS: usize = 1 << 24;
 
 pub fn run(arguments: &BenchTextArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
-    let json = |line: Result<String, serde_json::Error>| line.map_err(std::io::Error::from);
     match &arguments.python {
         None => {
             let figures = measure(arguments)?;
             if arguments.json {
-                writeln!(out, "{}", json(serde_json::to_string(&figures))?)?;
+                render::json::line(out, &figures)?;
             } else {
                 write!(out, "{}", render::bench::text(&figures))?;
             }
@@ -112,7 +111,7 @@ pub fn run(arguments: &BenchTextArgs, out: &mut dyn Write) -> Result<CommandOutc
             let all = compare(arguments, python)?;
             if arguments.json {
                 for beside in &all {
-                    writeln!(out, "{}", json(serde_json::to_string(beside))?)?;
+                    render::json::line(out, beside)?;
                 }
             } else {
                 let name = format!(

@@ -127,7 +127,7 @@ struct TrainProcessFigures {
 pub fn run(arguments: &BenchTrainArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     if let (Some(part), Some(folder)) = (arguments.part, &arguments.folder) {
         let figures = measure(arguments, part, folder)?;
-        writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+        render::json::line(out, &figures)?;
         return Ok(CommandOutcome::Done);
     }
     let rows = match &arguments.folder {

@@ -153,8 +153,7 @@ fn run_beside<B: GenerativeBase>(
     }
     report.secs = begun.elapsed().as_secs_f64();
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        render::json::object(out, &report)?;
     } else if arguments.plan {
         writeln!(out, "{}", render::sample::memory(peak_bytes, limit_bytes))?;
     }

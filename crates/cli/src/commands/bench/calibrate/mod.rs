@@ -69,7 +69,7 @@ pub fn run(arguments: &CalibrateArgs, out: &mut dyn Write) -> Result<CommandOutc
     let path = folder.map(|folder| rates.save(&folder, &owner)).transpose()?;
     let calibrated = CalibrationReport { owner, path, secs: begun.elapsed().as_secs_f64(), rates };
     if arguments.json {
-        writeln!(out, "{}", serde_json::to_string(&calibrated).map_err(std::io::Error::from)?)?;
+        render::json::line(out, &calibrated)?;
     } else {
         write!(out, "{}", render::rates::calibrated(&calibrated))?;
     }
