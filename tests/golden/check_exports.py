@@ -22,12 +22,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.training_utils import _collate_lora_metadata
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
+from random_adapter import TOLERANCE, add_adapter, apart
+
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 1e-5
 # Parts of a pipeline that an export does not read, as other folders have them.
 SHARED = {
     "z_image": {"tokenizer": "qwen_image/pipeline/tokenizer", "vae": "flux/dev/pipeline/vae",
@@ -87,10 +88,6 @@ class Flux2:
             timestep=torch.tensor([0.4]), img_ids=image_ids, txt_ids=text_ids, guidance=None, return_dict=False)[0]
 
 
-def apart(got, expected):
-    return ((got - expected).abs().max() / expected.abs().max()).item()
-
-
 def base_of(family, folder):
     """The pipeline of the reference data, with the parts that other families have too."""
     own = HERE / family.name / "pipeline"
@@ -129,14 +126,7 @@ def by_diffusers(family, base, path):
 def source(family, base, folder, **settings):
     """An adapter with random values, saved by diffusers."""
     transformer = model(family, base)
-    transformer.add_adapter(LoraConfig(r=4, lora_alpha=6, **settings))
-    gen = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in sorted(transformer.named_parameters()):
-            if ".lora_magnitude" in name:
-                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=gen))
-            elif ".lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=gen))
+    add_adapter(transformer, **settings)
     family.pipeline.save_lora_weights(
         folder, transformer_lora_layers=get_peft_model_state_dict(transformer), weight_name="source.safetensors",
         **_collate_lora_metadata({"transformer": transformer}))

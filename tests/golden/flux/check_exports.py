@@ -25,7 +25,9 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 1e-5
+sys.path.append(str(HERE.parent))
+from random_adapter import TOLERANCE, add_adapter, apart
+
 # Layers within a block, and some that other programs fuse with layers that have no adapter.
 BLOCKS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
           "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "norm1.linear", "norm1_context.linear",
@@ -60,21 +62,10 @@ def output(transformer):
     return transformer(**inputs(transformer.config)).sample
 
 
-def apart(got, expected):
-    return ((got - expected).abs().max() / expected.abs().max()).item()
-
-
 def source(base, folder, **settings):
     """An adapter with random values, saved by diffusers."""
     transformer = model(base)
-    transformer.add_adapter(LoraConfig(r=4, lora_alpha=6, **settings))
-    gen = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in sorted(transformer.named_parameters()):
-            if ".lora_magnitude" in name:
-                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=gen))
-            elif ".lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=gen))
+    gen = add_adapter(transformer, **settings)
     clip = {} if settings.get("use_dora") else clip_layers(base, gen)
     names = sorted({name.split(".lora_")[0] for name in clip})
     metadata = LoraConfig(r=4, lora_alpha=6, target_modules=names).to_dict() | {"target_modules": names}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from diffusers import Kandinsky5T2IPipeline, Kandinsky5Transformer3DModel
 from diffusers.training_utils import _collate_lora_metadata
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from peft.utils import get_peft_model_state_dict
 from PIL import Image
 from safetensors import safe_open
@@ -27,8 +27,10 @@ from safetensors.torch import load_file
 import pipelines
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from random_adapter import TOLERANCE, add_adapter, apart
+
 MODEL = HERE / "pipeline"
-TOLERANCE = 1e-5
 ATTENTION = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
 SOURCES = {
     "attention": dict(target_modules=ATTENTION),
@@ -50,21 +52,10 @@ def output(transformer):
         visual_rope_pos=[torch.arange(n) for n in (1, 4, 6)], text_rope_pos=torch.arange(9)).sample
 
 
-def apart(got, expected):
-    return ((got - expected).abs().max() / expected.abs().max()).item()
-
-
 def source(folder, **settings):
     """An adapter with random values, saved by diffusers."""
     transformer = model()
-    transformer.add_adapter(LoraConfig(r=4, lora_alpha=6, **settings))
-    gen = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in sorted(transformer.named_parameters()):
-            if ".lora_magnitude" in name:
-                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=gen))
-            elif ".lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=gen))
+    add_adapter(transformer, **settings)
     Kandinsky5T2IPipeline.save_lora_weights(
         folder, transformer_lora_layers=get_peft_model_state_dict(transformer), weight_name="source.safetensors",
         **_collate_lora_metadata({"transformer": transformer}))

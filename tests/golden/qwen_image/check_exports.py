@@ -18,13 +18,15 @@ from pathlib import Path
 import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from diffusers.training_utils import _collate_lora_metadata
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from random_adapter import TOLERANCE, add_adapter, apart
+
 BASE = HERE / "pipeline"
-TOLERANCE = 1e-5
 BLOCKS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "img_mlp.net.0.proj",
           "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2", "img_mod.1", "txt_mod.1"]
 SOURCES = {
@@ -50,21 +52,10 @@ def output(transformer):
     return transformer(**inputs(transformer.config), img_shapes=[[(1, 4, 6)]]).sample
 
 
-def apart(got, expected):
-    return ((got - expected).abs().max() / expected.abs().max()).item()
-
-
 def source(folder, **settings):
     """An adapter with random values, saved by diffusers."""
     transformer = model()
-    transformer.add_adapter(LoraConfig(r=4, lora_alpha=6, **settings))
-    gen = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in sorted(transformer.named_parameters()):
-            if ".lora_magnitude" in name:
-                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=gen))
-            elif ".lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=gen))
+    add_adapter(transformer, **settings)
     QwenImagePipeline.save_lora_weights(
         folder, transformer_lora_layers=get_peft_model_state_dict(transformer), weight_name="source.safetensors",
         **_collate_lora_metadata({"transformer": transformer}))
