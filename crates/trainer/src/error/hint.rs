@@ -22,8 +22,8 @@ impl TrainerError {
             Self::Cluster(error) => error.hint(),
             Self::OtherRank { .. } => "see what it printed and wrote to ranks/ in its run's folder",
             Self::RanksDiffer { .. } => {
-                "give all ranks the same program, job, model and data; keys that a plan chooses \
-                                         can be set in the job"
+                "give all ranks the same program, job, model and data; keys that a plan chooses can \
+                 be set in the job"
             }
             Self::Job(error) => return error.hint(),
             Self::Import(error) => return error.hint(),

@@ -64,8 +64,10 @@ impl ClipScores {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(TrainerError::Io { what: "read", path, source }),
         };
-        let read = serde_json::from_slice(&text);
-        read.map(Some).map_err(|error| TrainerError::Config { problem: error.to_string(), path })
+        serde_json::from_slice(&text).map(Some).map_err(|error| TrainerError::Request {
+            problem: format!("{} is damaged: {error}", path.display()),
+            hint: "remove it, or measure again with `hearth clip-score`",
+        })
     }
 
     /// Writes them, in the place of those before.
