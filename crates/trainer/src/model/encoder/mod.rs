@@ -2,7 +2,7 @@
 //! training step.
 
 pub mod clip;
-mod image_values;
+mod image_processor;
 pub mod qwen25vl;
 pub mod qwen3;
 pub mod stack;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::vision::ClipVisionConfig;
 use crate::error::{Result, TrainerError};
 use crate::model::config::{self, Unsupported};
-use crate::model::encoder::image_values::{CHANNELS, PixelNorm, check_steps};
+use crate::model::encoder::image_processor::{CHANNELS, PixelNorm, check_steps};
 use crate::pixels::{Filter, Pixels, scale};
 
 /// The file with its settings.

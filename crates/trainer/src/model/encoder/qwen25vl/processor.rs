@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::vision::VisionConfig;
 use crate::error::{Result, TrainerError};
 use crate::model::config::{self, Unsupported};
-use crate::model::encoder::image_values::{CHANNELS, PixelNorm, check_steps};
+use crate::model::encoder::image_processor::{CHANNELS, PixelNorm, check_steps};
 use crate::pixels::{Filter, Pixels, scale};
 
 /// How images are prepared, as `preprocessor_config.json` states it.
