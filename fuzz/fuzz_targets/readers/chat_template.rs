@@ -15,7 +15,7 @@ pub fn read(bytes: &[u8]) {
         render_apart(std::env::var_os("HEARTH").expect("HEARTH is the program").into());
     });
     let template = ChatTemplate::of_model(source, BTreeMap::new(), Path::new("x"));
-    let message = |role: &str| Message { role: role.into(), content: "Ofen".into() };
+    let message = |role: &str| Message::new(role, "Ofen");
     let said = template.conversation(&[message("user"), message("assistant")]);
     if let Ok(conversation) = said {
         assert!(
