@@ -12,11 +12,11 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::backward::GradientSlot;
+use crate::backward::{BackwardPass, GradientSlot};
 use crate::device::Backend;
 use crate::op::{Op, OpContext};
 use crate::tape::Tape;
-use crate::var::{Remat, SavedTensor, Var};
+use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{ComputeError, Result, Shape, Tensor};
 
 impl Tape<'_> {
@@ -38,6 +38,9 @@ impl Tape<'_> {
         }
         let sources: Vec<_> = parts.iter().map(|part| (part.grad_target(), part.shape())).collect();
         Ok(self.record(result, move |back, gradient| {
+            if shape.sizes()[0] == 1 {
+                return pass_parts(back, &sources, &gradient);
+            }
             let mut from = 0;
             for (source, shape) in sources {
                 let span = TokenSpan { from, to: 0, count: shape.sizes()[1] };
@@ -72,13 +75,44 @@ impl Tape<'_> {
         let shape = x.shape();
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, shape, gradient.dtype())?;
-            slot.clear_unless_adding();
+            if shape.sizes()[0] > 1 {
+                slot.clear_unless_adding();
+            } else if !slot.add {
+                slot.tensor = cleared_around(slot.tensor, &range);
+            }
             let span = TokenSpan { from: 0, to: range.start, count: range.len() };
             accumulate(back.cx, &gradient, &mut slot, span);
             back.put(slot);
             Ok(())
         }))
     }
+}
+
+/// Of one sample each part's gradient shares the memory of the whole.
+fn pass_parts(
+    back: &mut BackwardPass<'_>,
+    parts: &[(Option<GradTarget>, Shape)],
+    gradient: &Tensor,
+) -> Result<()> {
+    let mut first = 0;
+    for (source, shape) in parts {
+        let part = rows_as(gradient, first, *shape);
+        first += shape.rows();
+        back.pass(*source, part)?;
+    }
+    Ok(())
+}
+
+/// Zeros where the tokens in `range` of one sample write nothing.
+fn cleared_around(sum: Tensor, range: &Range<usize>) -> Tensor {
+    let shape = sum.shape();
+    let mut rows = sum.into_shape([shape.rows(), shape.width()].into());
+    for rest in [0..range.start, range.end..shape.rows()] {
+        if !rest.is_empty() {
+            rows.with_range_mut(rest, Tensor::fill_zeros);
+        }
+    }
+    rows.into_shape(shape)
 }
 
 /// Checks that the parts differ in their tokens only; returns the shape of the whole.
@@ -110,12 +144,17 @@ fn remat(held: Vec<(SavedTensor, Vec<usize>)>, shape: Shape) -> Remat {
 /// Of one sample a part shares the memory of the whole.
 fn split(cx: OpContext<'_>, x: &Tensor, first: usize, shape: Shape) -> Result<Tensor> {
     if shape.sizes()[0] == 1 {
-        let rows = x.reshape([x.shape().rows(), x.shape().width()]);
-        return Ok(rows.narrow(first..first + shape.rows()).into_shape(shape));
+        return Ok(rows_as(x, first, shape));
     }
     let mut part = cx.alloc(shape, x.dtype())?;
     copy(cx, x, &mut part, TokenSpan { from: first, to: 0, count: shape.sizes()[1] });
     Ok(part)
+}
+
+/// Some of its rows, as a tensor of this shape that shares its memory.
+fn rows_as(x: &Tensor, first: usize, shape: Shape) -> Tensor {
+    let rows = x.reshape([x.shape().rows(), x.shape().width()]);
+    rows.narrow(first..first + shape.rows()).into_shape(shape)
 }
 
 fn concat(cx: OpContext<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {

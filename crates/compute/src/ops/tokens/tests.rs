@@ -39,8 +39,10 @@ fn concat_puts_the_tokens_of_a_sample_together() {
 
 #[test]
 fn split_takes_some_of_the_tokens_of_each_sample() {
-    let shape = [2, 5, 3];
-    for range in [0..5, 0..2, 1..4, 4..5, 2..2] {
+    let ranges = [0..5, 0..2, 1..4, 4..5, 2..2];
+    for (shape, range) in
+        [1, 2].into_iter().flat_map(|n| ranges.clone().map(|range| ([n, 5, 3], range)))
+    {
         check(
             &[Input::normal(shape, 1)],
             1.0,
