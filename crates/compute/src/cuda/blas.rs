@@ -99,6 +99,8 @@ pub(crate) struct Gemm {
     pub columns: usize,
     pub inner: usize,
     pub is_transposed: [bool; 2],
+    /// Elements from a stored row of each to the next.
+    pub strides: [usize; 2],
     /// Of both operands; U8 for fp8 (e4m3). Then sums are less exact than f32: by less than what rounding to fp8
     /// cost, and a tenth faster.
     pub factors: Dtype,
@@ -359,10 +361,11 @@ impl Blas {
         }
         // Column by column, a matrix of [rows, width] is one of [width, rows].
         let stored = |rows, width, is_t: bool| if is_t { [rows, width] } else { [width, rows] };
+        let [left, right] = gemm.strides;
         let layouts = [
-            self.layout(gemm.factors, stored(inner, columns, right_t))?,
-            self.layout(gemm.factors, stored(rows, inner, left_t))?,
-            self.layout(gemm.out, [columns, rows])?,
+            self.layout(gemm.factors, stored(inner, columns, right_t), right)?,
+            self.layout(gemm.factors, stored(rows, inner, left_t), left)?,
+            self.layout(gemm.out, [columns, rows], columns)?,
         ];
         Ok(AskedMatmul { description, layouts })
     }
@@ -412,7 +415,12 @@ impl Blas {
         check("cublasLtMatmulDescSetAttribute", status)
     }
 
-    fn layout(&self, dtype: Dtype, [rows, columns]: [usize; 2]) -> Result<*mut c_void> {
+    fn layout(
+        &self,
+        dtype: Dtype,
+        [rows, columns]: [usize; 2],
+        stride: usize,
+    ) -> Result<*mut c_void> {
         let mut layout = null_mut();
         // SAFETY: writes one handle.
         let status = unsafe {
@@ -421,7 +429,7 @@ impl Blas {
                 data_type(dtype),
                 rows as u64,
                 columns as u64,
-                rows as u64,
+                stride as u64,
             )
         };
         check("cublasLtMatrixLayoutCreate", status).map(|()| layout)

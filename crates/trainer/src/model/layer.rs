@@ -91,6 +91,22 @@ impl LinearLayer {
         self.compute(tape, x, LayerEpilogue { is_recomputed, ..LayerEpilogue::default() })
     }
 
+    /// The same as [`Self::forward`] of the features of both inputs, first those of `first`. Its width divides the
+    /// other's. They are copied side by side only for a layer that is quantised or trained.
+    pub fn forward_concat(&self, tape: &Tape<'_>, first: Var, second: Var) -> Result<Var> {
+        let adapter = self.adapter.as_ref().filter(|_| tape.has_adapters());
+        let is_plain = adapter.is_none() && self.training.is_none();
+        if let (LayerWeight::Frozen(WeightTensor::Dense(weight)), true) = (&self.weight, is_plain)
+            && let None | Some(ModelTensor::Frozen(_)) = self.bias
+        {
+            let bias = self.bias.as_ref().map(|bias| bias.var(tape));
+            return tape.linear_of_parts(&[&first, &second], weight, bias.as_ref());
+        }
+        let both = concat_features(tape, &first, &second)?;
+        drop((first, second));
+        self.forward(tape, &both)
+    }
+
     fn compute(&self, tape: &Tape<'_>, x: &Var, epilogue: LayerEpilogue<'_>) -> Result<Var> {
         let added = self.training.as_ref().map(|lora| lora.forward(tape, x)).transpose()?;
         let Some(added) = added.flatten() else { return self.compute_own(tape, x, epilogue) };
@@ -143,6 +159,17 @@ impl LinearLayer {
             None => Ok(sum),
         }
     }
+}
+
+/// Concatenates features: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
+fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> Result<Var> {
+    let shape = first.shape();
+    let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
+    let n = second.shape().width() / d;
+    let (first, second) =
+        (first.reshape([samples * tokens, 1, d]), second.reshape([samples * tokens, n, d]));
+    let both = tape.concat_tokens(&[&first, &second])?;
+    Ok(both.reshape([samples, tokens, (1 + n) * d]))
 }
 
 /// A layer with scale·x·(w1 ⊗ w2)ᵀ added.

@@ -9,7 +9,7 @@ use crate::device::Backend;
 use crate::op::OpContext;
 use crate::ops::accumulate;
 use crate::ops::matmul::{FusedMatmul, Matmul, Operand};
-use crate::var::{Activated, GradTarget, SavedTensor};
+use crate::var::{Activated, GradTarget, SavedTensor, Var};
 use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What backward needs.
@@ -20,13 +20,47 @@ pub(super) struct LinearBackward {
 
 /// The same, of the matmuls alone.
 pub(super) struct LayerBackward {
-    pub x: (Option<GradTarget>, Shape),
-    /// If x is an activation's result: of what.
-    pub activated: Option<Rc<Activated>>,
+    pub x: InputGradient,
     pub saved_x: Option<SavedTensor>,
     pub weight: SavedWeight<SavedTensor>,
     pub bias: Option<GradTarget>,
     pub lora: Option<LoraBackward>,
+}
+
+/// Where the gradient of an input goes.
+pub(super) struct InputGradient {
+    pub target: Option<GradTarget>,
+    pub shape: Shape,
+    /// If the input is an activation's result: of what.
+    pub activated: Option<Rc<Activated>>,
+}
+
+impl InputGradient {
+    /// Of one of the op's inputs.
+    pub fn of(x: &Var) -> Self {
+        Self { target: x.grad_target(), shape: x.shape(), activated: x.activated.clone() }
+    }
+
+    /// Passes on a gradient that is a sum of matmuls, through the activation before the layer if there is one.
+    pub fn pass(
+        &self,
+        back: &mut BackwardPass<'_>,
+        matmuls: &[Matmul<'_>],
+        dtype: Dtype,
+    ) -> Result<()> {
+        let (Some(target), cx) = (self.target, back.cx) else { return Ok(()) };
+        if let (Some(activated), GradTarget::Node(node)) = (&self.activated, target) {
+            let mut before = cx.alloc(self.shape, dtype)?;
+            let slope = Some(&**activated);
+            FusedMatmul { derivative_at: slope, ..FusedMatmul::new(matmuls, &mut before) }
+                .run(cx)?;
+            return back.pass_through(node, before);
+        }
+        let mut slot = back.slot(target, self.shape, dtype)?;
+        FusedMatmul { add: slot.add, ..FusedMatmul::new(matmuls, &mut slot.tensor) }.run(cx)?;
+        back.put(slot);
+        Ok(())
+    }
 }
 
 /// The weight as saved for backward.
@@ -98,32 +132,24 @@ impl LayerBackward {
             None => None,
         };
         drop(x);
-        let ((source, shape), dtype) = (self.x, gradient.dtype());
-        let Some(source) = source else { return Ok(()) };
-        let mut matmuls = vec![Matmul::new(gradient, weight.matrix(dtype))];
-        let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
-        let is_dropped = self.lora.as_ref().is_some_and(|lora| lora.dropout.is_some());
-        if let Some((LoraBackward { down: (down, _), .. }, inner)) = lora.filter(|_| !is_dropped) {
+        let Some(target) = self.x.target else { return Ok(()) };
+        let (shape, dtype) = (self.x.shape, gradient.dtype());
+        let of_weight = Matmul::new(gradient, weight.matrix(dtype));
+        let Some((lora, inner)) = self.lora.as_ref().zip(inner_gradient.as_ref()) else {
+            return self.x.pass(back, &[of_weight], dtype);
+        };
+        let down = &lora.down.0;
+        let Some(dropout) = lora.dropout else {
             let [inner, down] = [inner, down].map(|f| Operand::beside(f, dtype));
-            matmuls.push(Matmul::new(inner, down));
-        }
-        if let (Some(activated), GradTarget::Node(node), false) =
-            (&self.activated, source, is_dropped)
-        {
-            let mut before = cx.alloc(shape, dtype)?;
-            let slope = Some(&**activated);
-            FusedMatmul { derivative_at: slope, ..FusedMatmul::new(&matmuls, &mut before) }
-                .run(cx)?;
-            return back.pass_through(node, before);
-        }
-        let mut slot = back.slot(source, shape, dtype)?;
-        FusedMatmul { add: slot.add, ..FusedMatmul::new(&matmuls, &mut slot.tensor) }.run(cx)?;
-        if let Some((LoraBackward { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
-            let mut seen = cx.workspace(shape, gradient.dtype())?;
-            FusedMatmul::new(&[Matmul::new(inner, down.into())], &mut seen).run(cx)?;
-            slot.add = true;
-            accumulate(cx, &mut slot, &dropout.apply(cx, &seen)?);
-        }
+            return self.x.pass(back, &[of_weight, Matmul::new(inner, down)], dtype);
+        };
+        let mut slot = back.slot(target, shape, dtype)?;
+        FusedMatmul { add: slot.add, ..FusedMatmul::new(&[of_weight], &mut slot.tensor) }
+            .run(cx)?;
+        let mut seen = cx.workspace(shape, dtype)?;
+        FusedMatmul::new(&[Matmul::new(inner, down.into())], &mut seen).run(cx)?;
+        slot.add = true;
+        accumulate(cx, &mut slot, &dropout.apply(cx, &seen)?);
         back.put(slot);
         Ok(())
     }

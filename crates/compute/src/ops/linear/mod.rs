@@ -16,13 +16,14 @@ mod cpu;
 mod cuda;
 mod fp8_check;
 mod gpu;
+mod parts;
 #[cfg(test)]
 mod tests;
 
 use std::rc::Rc;
 
 pub(super) use self::backward::column_sums;
-use self::backward::{LayerBackward, LinearBackward, LoraBackward, SavedWeight};
+use self::backward::{InputGradient, LayerBackward, LinearBackward, LoraBackward, SavedWeight};
 pub use self::fp8_check::Fp8Check;
 pub(crate) use self::fp8_check::Fp8Checks;
 use super::matmul::{FusedMatmul, Matmul, Operand};
@@ -211,8 +212,7 @@ impl Tape<'_> {
         let trains_down = lora.is_some_and(|lora| lora.down.grad_target().is_some());
         LayerBackward {
             saved_x: (weight.is_trained() || trains_down).then(|| self.save_for_backward(x)),
-            x: (x.grad_target(), x.shape()),
-            activated: x.activated.clone(),
+            x: InputGradient::of(x),
             weight,
             bias: bias.and_then(Var::grad_target),
             lora: lora.zip(adapter).map(|(lora, (inner, ready))| LoraBackward {

@@ -135,6 +135,34 @@ fn a_residual_goes_through_a_layer_and_past_it() {
     );
 }
 
+#[test]
+fn a_frozen_layer_takes_inputs_where_they_lie() {
+    for (rows, [first, inputs, inner, outputs]) in
+        [(5, [3, 7, 6, 9]), (1, [1, 1, 1, 1]), (34, [16, 8, 24, 40])]
+    {
+        let all = [
+            Input::normal([rows, first], 1),
+            Input::normal([rows, inputs], 2),
+            Input::normal([inner, inputs], 3).scaled(0.5),
+            Input::normal([outputs, first + inner], 4).scaled(0.2).frozen(),
+            Input::normal([outputs], 5).f32().frozen(),
+        ];
+        let run = |tape: &Tape<'_>, v: &[Var]| {
+            let up = Linear { activation: Activation::GeluTanh, ..Linear::new(&v[2]) };
+            let inner = tape.linear(&v[1], up)?;
+            tape.linear_of_parts(&[&v[0], &inner], &v[3], Some(&v[4]))
+        };
+        check(&all, 8.0, &run, &|v| {
+            let sums = matmul(&v[1], &v[2], inputs).into_iter();
+            let active: Vec<Dual> = sums.map(|x| exact(Activation::GeluTanh, x)).collect();
+            let rows = v[0].chunks(first).zip(active.chunks(inner));
+            let both: Vec<Dual> = rows.flat_map(|(a, b)| [a, b].concat()).collect();
+            let y = matmul(&both, &v[3], first + inner).into_iter();
+            y.zip(v[4].iter().cycle()).map(|(y, bias)| y + *bias).collect()
+        });
+    }
+}
+
 /// Two layers with an activation between them, and perhaps others who read what lies there.
 #[test]
 fn gradients_go_through_the_activation_before_a_layer() {

@@ -150,11 +150,12 @@ pub fn multiply(cpu: &CpuBackend, plan: &MatmulPlan, work: FusedMatmul<'_>, work
 
 impl<'a> From<Operand<'a>> for MatrixView<'a> {
     fn from(matrix: Operand<'a>) -> Self {
-        let (floats, width) = match matrix.data {
-            OperandData::Dense(tensor) => (tensor.into(), tensor.shape().width()),
-            OperandData::Quantised(quantised) => (quantised.floats(), quantised.shape().width()),
+        let floats = match matrix.data {
+            OperandData::Dense(tensor) => tensor.into(),
+            OperandData::Quantised(quantised) => quantised.floats(),
         };
-        let grid = MatrixView { n_splits: matrix.n_splits, ..MatrixView::rows(floats, width) };
+        let whole = MatrixView::rows(floats, matrix.stride()).offset_by(0, matrix.window.0);
+        let grid = MatrixView { n_splits: matrix.n_splits, ..whole };
         if matrix.transposed { grid.t() } else { grid }
     }
 }

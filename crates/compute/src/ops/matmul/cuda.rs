@@ -71,7 +71,7 @@ fn copy_bytes(operand: Operand<'_>, dtype: Dtype) -> usize {
     if dense_dtype(&operand) == Some(dtype) {
         return 0;
     }
-    (operand.rows() * operand.columns() * dtype.bytes()).next_multiple_of(ALIGNMENT)
+    (operand.data.shape().elements() * dtype.bytes()).next_multiple_of(ALIGNMENT)
 }
 
 /// The kernel class.
@@ -131,6 +131,7 @@ fn plain(matmul: &Matmul<'_>, out: Dtype, allows_tf32: bool) -> Gemm {
         columns: right.columns(),
         inner: left.columns(),
         is_transposed: [left.transposed, right.transposed],
+        strides: [left.stride(), right.stride()],
         factors,
         has_scales: false,
         out,
@@ -262,12 +263,15 @@ impl MatmulWorkspace {
         ([next(matmul.left), next(matmul.right)], [0, 0])
     }
 
-    /// Where an operand of a dtype lies; a copy is put at `to`.
+    /// Where an operand of a dtype begins; a copy of the whole tensor is put at `to`.
     fn operand(cuda: &CudaBackend, operand: Operand<'_>, dtype: Dtype, to: &mut u64) -> u64 {
         let address = *to;
         *to += copy_bytes(operand, dtype) as u64;
+        let first = (operand.window.0 * dtype.bytes()) as u64;
         match operand.data {
-            OperandData::Dense(tensor) if tensor.dtype() == dtype => return tensor.address(),
+            OperandData::Dense(tensor) if tensor.dtype() == dtype => {
+                return tensor.address() + first;
+            }
             OperandData::Dense(tensor) => {
                 let (n, variant) = (tensor.shape().elements(), [tensor.dtype(), dtype]);
                 let p = if n % 8 == 0 { pack(n, &[tensor]) } else { 1 };
@@ -278,6 +282,6 @@ impl MatmulWorkspace {
                 quantised::cuda::dequantise(cuda, quantised, dtype, CudaArg(address));
             }
         }
-        address
+        address + first
     }
 }

@@ -106,8 +106,10 @@ fn units_for(
 
 /// Whether a matmul can be summed up with another that has no scale.
 fn is_second(matmul: &Matmul<'_>) -> bool {
+    let is_whole = |matrix: Operand<'_>| matrix.window == (0, matrix.stride());
     let is_f32 = |matrix: Operand<'_>| matches!(matrix.data, OperandData::Dense(tensor) if tensor.dtype() == Dtype::F32);
-    is_f32(matmul.left) && is_f32(matmul.right) && !matmul.left.transposed
+    let is_fit = |matrix| is_f32(matrix) && is_whole(matrix);
+    is_fit(matmul.left) && is_fit(matmul.right) && !matmul.left.transposed
 }
 
 fn run(
@@ -137,8 +139,8 @@ fn run(
         .with("WIDTH", units.map_or(1, |units| units.width))
         .with("LEFT_T", left.transposed.into())
         .with("RIGHT_T", right.transposed.into())
-        .with("LEFT_WIDE", is_wide(left.width(), &[Some(left_tensor)]).into())
-        .with("RIGHT_WIDE", is_wide(right.width(), &[Some(right.tensor())]).into())
+        .with("LEFT_WIDE", is_wide(left.stride(), &[Some(left_tensor)]).into())
+        .with("RIGHT_WIDE", is_wide_operand(right).into())
         .with("EVEN", (inner % SIDE == 0).into())
         .with("SECOND", second.map_or(0, |second| 1 + usize::from(second.right.transposed)))
         .with("SECOND_WIDE", second.is_none_or(is_wide_matmul).into())
@@ -156,7 +158,14 @@ fn run(
 
 /// Whether both operands can be read by whole eights.
 fn is_wide_matmul(Matmul { left, right, .. }: &Matmul<'_>) -> bool {
-    is_wide(left.width(), &[Some(left.tensor())]) && is_wide(right.width(), &[Some(right.tensor())])
+    is_wide_operand(left) && is_wide_operand(right)
+}
+
+/// The same of one.
+fn is_wide_operand(operand: &Operand<'_>) -> bool {
+    let (first, count) = operand.window;
+    let is_even = first.is_multiple_of(SIDE) && count.is_multiple_of(SIDE);
+    is_even && is_wide(operand.stride(), &[Some(operand.tensor())])
 }
 
 /// How a result is shared among threads.
@@ -243,7 +252,9 @@ fn right_operand<'a>(
 ) -> (&'static str, Vec<GpuArg<'a>>, Dtype, bool) {
     match right.data {
         OperandData::Dense(tensor) => {
-            ("matmul", arguments![tensor].to_vec(), tensor.dtype(), false)
+            let (first, _) = right.window;
+            let numbers = arguments![tensor, right.stride(), first];
+            ("matmul", numbers.to_vec(), tensor.dtype(), false)
         }
         OperandData::Quantised(quantised) => {
             let is_fp8 = quantised.scheme() == Quantisation::Fp8;

@@ -1,15 +1,16 @@
 
 // The kernels, by the dtype of the right operand.
 
-kernel matmul(left: [X by LEFT_WIDE], right: [Y by RIGHT_WIDE], second_left: [f32 by SECOND_WIDE],
-              second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
-              result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32, scale: f32, second_inner: u32,
-              second_scale: f32, beside: u32, add: u32) {
+// The right operand may be some columns of a wider tensor, from `first` on.
+kernel matmul(left: [X by LEFT_WIDE], right: [Y by RIGHT_WIDE], stride: u32, first: u32,
+              second_left: [f32 by SECOND_WIDE], second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE],
+              before: mut [Z by WIDE], result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32,
+              scale: f32, second_inner: u32, second_scale: f32, beside: u32, add: u32) {
     multiply(lane, group);
 }
 
 fn right_numbers(row: u32, column: u32, width: u32) -> Eight {
-    return right_eight(row * width + column, width - column);
+    return right_eight(row * p.stride + p.first + column, width - column);
 }
 
 // The right operand in int8 or, if FP8 is 1, in fp8 (e4m3), with a scale for each of its rows.

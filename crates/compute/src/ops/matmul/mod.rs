@@ -7,19 +7,23 @@ mod gpu;
 
 pub(crate) use gpu::matrix_units_agree;
 
+use std::ops::Range;
+
 use super::{Activation, activation};
 use crate::device::{Backend, DeviceKind};
 use crate::op::OpContext;
 use crate::quantised::fp8_rows::Fp8Rows;
 use crate::var::Activated;
 use crate::work::{KernelCall, StorageFormat};
-use crate::{Dtype, Quantised, Result, Tensor};
+use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// An operand: a tensor as a matrix, transposed or not.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     data: OperandData<'a>,
     transposed: bool,
+    /// The first of the stored columns that are meant, and how many are.
+    window: (usize, usize),
     /// bf16 values that each value is split into for AMX; see [`crate::cpu::gemm::MatrixView`].
     n_splits: usize,
     /// Its rows rounded to fp8, for a right operand that asks for it; else they are rounded for one matmul.
@@ -32,6 +36,15 @@ pub(crate) struct Operand<'a> {
 enum OperandData<'a> {
     Dense(&'a Tensor),
     Quantised(&'a Quantised),
+}
+
+impl OperandData<'_> {
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Dense(tensor) => tensor.shape(),
+            Self::Quantised(quantised) => quantised.shape(),
+        }
+    }
 }
 
 impl<'a> From<&'a Tensor> for Operand<'a> {
@@ -55,7 +68,15 @@ impl<'a> Operand<'a> {
     }
 
     fn new(data: OperandData<'a>, n_splits: usize) -> Self {
-        Self { data, transposed: false, n_splits, fp8_rows: None, allows_fp8: true }
+        let window = (0, data.shape().width());
+        Self { data, transposed: false, window, n_splits, fp8_rows: None, allows_fp8: true }
+    }
+
+    /// Some columns of a tensor.
+    pub fn columns_of(self, columns: Range<usize>) -> Self {
+        assert!(matches!(self.data, OperandData::Dense(_)) && !self.transposed);
+        assert!(columns.start <= columns.end && columns.end <= self.window.1);
+        Self { window: (columns.start, columns.len()), ..self }
     }
 
     /// Not to be multiplied in fp8.
@@ -74,20 +95,16 @@ impl<'a> Operand<'a> {
     }
 
     pub fn rows(&self) -> usize {
-        let shape = match self.data {
-            OperandData::Dense(tensor) => tensor.shape(),
-            OperandData::Quantised(quantised) => quantised.shape(),
-        };
-        if self.transposed { shape.width() } else { shape.rows() }
+        if self.transposed { self.window.1 } else { self.data.shape().rows() }
     }
 
     pub fn columns(&self) -> usize {
         self.t().rows()
     }
 
-    /// Elements of a row as it is stored.
-    fn width(&self) -> usize {
-        if self.transposed { self.rows() } else { self.columns() }
+    /// Elements from a row as it is stored to the next.
+    fn stride(&self) -> usize {
+        self.data.shape().width()
     }
 
     fn format(&self) -> StorageFormat {
@@ -216,6 +233,7 @@ impl<'a> FusedMatmul<'a> {
                 (left.rows(), left.columns(), right.columns()),
                 (rows, right.rows(), columns)
             );
+            assert_eq!(left.window, (0, left.stride()), "only right operands may be a part");
         }
         match cx.device.kind() {
             DeviceKind::Cpu { threads, has_amx } => {

@@ -361,17 +361,6 @@ fn token_ranges(streams: &[(&Var, &Var)]) -> Vec<Range<usize>> {
     streams.iter().map(range).collect()
 }
 
-/// Concatenates features: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
-pub fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
-    let shape = first.shape();
-    let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
-    let n = second.shape().width() / d;
-    let (first, second) =
-        (first.reshape([samples * tokens, 1, d]), second.reshape([samples * tokens, n, d]));
-    let both = tape.concat_tokens(&[&first, &second])?;
-    Ok(both.reshape([samples, tokens, (1 + n) * d]))
-}
-
 /// Features of x [S, N, M]: those of the units in `range`, each of them `unit` wide.
 pub fn split_features(
     tape: &Tape<'_>,

@@ -48,7 +48,8 @@ impl<'a> Fp8Matmul<'a> {
     /// As the library is asked for it.
     pub fn gemm(gemm: Gemm) -> Gemm {
         let (factors, has_scales) = (Dtype::U8, true);
-        Gemm { is_transposed: [false, true], factors, has_scales, allows_tf32: false, ..gemm }
+        let (is_transposed, strides) = ([false, true], [gemm.inner; 2]);
+        Gemm { is_transposed, strides, factors, has_scales, allows_tf32: false, ..gemm }
     }
 
     /// Bytes of workspace, on any GPU.

@@ -13,7 +13,7 @@ use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, MLP_RATIO,
-    PromptUse, QkvOptions, QkvProjections, THETA, concat_features, rotary_table,
+    PromptUse, QkvOptions, QkvProjections, THETA, rotary_table,
 };
 use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
@@ -209,10 +209,7 @@ impl SingleBlock {
         drop(h);
         let attended = tape.attention(&q, &k, &v, self.projections.attention())?;
         drop((q, k, v));
-        let both = concat_features(tape, &attended, &inner)?;
-        drop((attended, inner));
-        let y = self.out.forward(tape, &both)?;
-        drop(both);
+        let y = self.out.forward_concat(tape, attended, inner)?;
         tape.gated_add(x, vectors.chunk(2), &y)
     }
 }

@@ -9,8 +9,7 @@ use compute::{Tape, Tensor, Var};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::joint::{
-    EPSILON, JointBlockConfig, QkvOptions, QkvProjections, concat_features, joint_heads,
-    split_features,
+    EPSILON, JointBlockConfig, QkvOptions, QkvProjections, joint_heads, split_features,
 };
 use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::{BlockRun, Recompute};
@@ -250,10 +249,7 @@ impl Flux2SingleBlock {
         drop((gate, up));
         let attended = tape.attention(&q, &k, &v, Attention::full(n_heads, d_head))?;
         drop((q, k, v));
-        let both = concat_features(tape, &attended, &inner)?;
-        drop((attended, inner));
-        let y = self.after.forward(tape, &both)?;
-        drop(both);
+        let y = self.after.forward_concat(tape, attended, inner)?;
         tape.gated_add(x, vectors.chunk(2), &y)
     }
 }
