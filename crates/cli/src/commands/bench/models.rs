@@ -26,7 +26,7 @@ const WARM_UP: usize = 2;
 /// Weights are random. Without --only, the small models run; sd3-medium, sd3.5-large, flux1-dev, qwen-image,
 /// z-image, flux2-klein-4b, flux2-klein-9b, kandinsky5-t2i-lite, kandinsky5-t2v-lite, vae-encode-1024, qwen-vae-encode-1024, hunyuan-vae-encode and
 /// hunyuan-vae-decode have full size.
-/// With --python each is compared with diffusers, transformers and PEFT, in turns, each in its own process.
+/// With --python each is compared with diffusers, transformers and PEFT, in turns, each in its own process, on the CPU.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -188,6 +188,8 @@ fn compare(
         case.name(),
         "--dtype",
         &dtype,
+        "--device",
+        "cpu",
         "--repeats",
         &repeats_text,
         "--threads",
