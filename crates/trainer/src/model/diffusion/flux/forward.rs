@@ -205,10 +205,11 @@ impl SingleBlock {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         let project = |index| self.projections.forward(tape, &h, index, how);
         let (q, k, v) = (project(0)?, project(1)?, project(2)?);
-        let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;
-        drop(h);
         let attended = tape.attention(&q, &k, &v, self.projections.attention())?;
         drop((q, k, v));
+        // After attention, so that what its activation is applied to is done with before attention's backward pass.
+        let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;
+        drop(h);
         let y = self.out.forward_concat(tape, attended, inner)?;
         tape.gated_add(x, vectors.chunk(2), &y)
     }
