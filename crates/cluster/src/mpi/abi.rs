@@ -31,6 +31,8 @@ pub struct Handles<H> {
     pub errors_return: H,
     /// In the place of the values to send.
     pub in_place: *mut c_void,
+    /// In the place of what a call would say of a message.
+    pub status_ignore: *mut c_void,
     /// The level of threads that is asked for: all calls come from the one that started the library.
     pub thread_funneled: c_int,
 }
@@ -67,6 +69,7 @@ impl Handles<c_int> {
             max: 0x5800_0001,
             errors_return: 0x5400_0001,
             in_place: std::ptr::without_provenance_mut(usize::MAX),
+            status_ignore: std::ptr::without_provenance_mut(1),
             thread_funneled: 1,
         }
     }
@@ -87,6 +90,7 @@ impl Handles<*mut c_void> {
             max: handle(0x23),
             errors_return: handle(0x142),
             in_place: handle(1),
+            status_ignore: handle(0),
             thread_funneled: 1024,
         }
     }
@@ -110,6 +114,7 @@ impl Handles<*mut c_void> {
             max: address("ompi_mpi_op_max")?,
             errors_return: address("ompi_mpi_errors_return")?,
             in_place: std::ptr::without_provenance_mut(1),
+            status_ignore: std::ptr::null_mut(),
             thread_funneled: 1,
         })
     }

@@ -8,6 +8,8 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::path::Path;
 use std::ptr;
 use std::slice;
+use std::thread;
+use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -18,6 +20,11 @@ use crate::error::{ClusterError, Result};
 
 /// Values of one call. Chosen: pieces of 4 MB are the fastest with Open MPI and among the fastest with MPICH.
 const PIECE: usize = 1 << 20;
+
+/// How often a rank that is early looks whether all others are there, after it has looked some times in a row. Chosen: libraries
+/// wait by asking all the time, which takes a core from a rank that still computes; that costs a step less than a millisecond.
+const LOOK: Duration = Duration::from_micros(100);
+const QUICK_LOOKS: usize = 64;
 
 /// Longest text that a library gives. Taken: MPI's own limits are 256 to 8192.
 const TEXT_BYTES: usize = 1 << 14;
@@ -36,7 +43,8 @@ pub struct Calls<H> {
     set_errhandler: unsafe extern "C" fn(H, H) -> c_int,
     allreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, H, H, H) -> c_int,
     bcast: unsafe extern "C" fn(*mut c_void, c_int, H, c_int, H) -> c_int,
-    barrier: unsafe extern "C" fn(H) -> c_int,
+    ibarrier: unsafe extern "C" fn(H, *mut H) -> c_int,
+    test: unsafe extern "C" fn(*mut H, *mut c_int, *mut c_void) -> c_int,
     op_create: unsafe extern "C" fn(AddFn, c_int, *mut H) -> c_int,
     /// The sum of bf16, once it is needed.
     bf16_sum: OnceCell<H>,
@@ -91,7 +99,8 @@ impl<H: Copy> Calls<H> {
             set_errhandler: function!(b"MPI_Comm_set_errhandler\0"),
             allreduce: function!(b"MPI_Allreduce\0"),
             bcast: function!(b"MPI_Bcast\0"),
-            barrier: function!(b"MPI_Barrier\0"),
+            ibarrier: function!(b"MPI_Ibarrier\0"),
+            test: function!(b"MPI_Test\0"),
             op_create: function!(b"MPI_Op_create\0"),
             bf16_sum: OnceCell::new(),
             library_version: function!(b"MPI_Get_library_version\0"),
@@ -154,6 +163,7 @@ impl<H: Copy> Calls<H> {
 
     /// Sums of bf16, which no library knows.
     pub fn sum_bf16(&self, values: &mut [u16]) -> Result<()> {
+        self.barrier()?;
         let sum = match self.bf16_sum.get() {
             Some(sum) => *sum,
             None => self.create_bf16_sum()?,
@@ -164,6 +174,7 @@ impl<H: Copy> Calls<H> {
     }
 
     fn all_reduce<T: Number>(&self, values: &mut [T], with: H) -> Result<()> {
+        self.barrier()?;
         let Handles { f32, f64, i64, .. } = self.handles;
         let of = match T::KIND {
             NumberKind::F32 => f32,
@@ -192,6 +203,7 @@ impl<H: Copy> Calls<H> {
     }
 
     pub fn broadcast(&self, bytes: &mut [u8], from: usize) -> Result<()> {
+        self.barrier()?;
         for piece in bytes.chunks_mut(4 * PIECE) {
             let (start, n) = (piece.as_mut_ptr().cast(), count(piece.len()));
             let Handles { world, byte, .. } = self.handles;
@@ -202,9 +214,26 @@ impl<H: Copy> Calls<H> {
         Ok(())
     }
 
+    /// Waits for all ranks, and leaves the core to others meanwhile.
     pub fn barrier(&self) -> Result<()> {
-        // SAFETY: the library is started.
-        self.check("MPI_Barrier", unsafe { (self.barrier)(self.handles.world) })
+        let (mut request, mut is_done) = (MaybeUninit::uninit(), 0);
+        // SAFETY: the library is started; the handle is written to a place of ours.
+        let code = unsafe { (self.ibarrier)(self.handles.world, request.as_mut_ptr()) };
+        self.check("MPI_Ibarrier", code)?;
+        for n in 0_usize.. {
+            // SAFETY: the handle was written above, and lives until it is done; one int is written.
+            let code = unsafe {
+                (self.test)(request.as_mut_ptr(), &raw mut is_done, self.handles.status_ignore)
+            };
+            self.check("MPI_Test", code)?;
+            if is_done != 0 {
+                break;
+            }
+            if n > QUICK_LOOKS {
+                thread::sleep(LOOK);
+            }
+        }
+        Ok(())
     }
 
     pub fn finalize(&self) -> Result<()> {
