@@ -4,6 +4,7 @@
 #   tests/cluster/two-nodes.sh target/release/hearth pull [TIMES] [SEED]    pulls the cable at a random moment: half a minute each
 #   tests/cluster/two-nodes.sh target/release/hearth rejoin                 and puts it back: the node is taken in again
 #   tests/cluster/two-nodes.sh target/release/hearth scale                  speed together, the second node at 100, 50 and 25 %
+#   tests/cluster/two-nodes.sh target/release/hearth sums                   and of a full fine-tune, whose sums take as long
 set -euo pipefail
 hearth=$(realpath "$1")
 source "$(dirname "$(realpath "$0")")/job.sh"
@@ -143,6 +144,13 @@ scale() {
             --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24
     done
     kill $mover
+}
+
+# Few sequences: steps short enough that the cable shows.
+sums() {
+    sed -e 's/length = 32/length = 256/' -e 's/batch_size = 6/batch_size = 4/' job.toml > full.toml
+    taskset -c 0 ip netns exec hearth-a "$hearth" bench cluster full.toml --device cpu --threads 1 \
+        --nodes 10.77.0.1,10.77.0.2 --link 10.77.0.0/24
 }
 
 "$mode"

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::{Write, stdout};
 use std::time::Instant;
 
-use cluster::{LeaveReason, World, bf16};
+use cluster::{LeaveReason, World};
 
 /// Values of the timed sum: 50 MB.
 const TIMED: usize = 12_500_000;
@@ -38,8 +38,12 @@ fn check_exchanges(world: &World) -> Result<(), Box<dyn Error>> {
     assert_eq!(exact, [count * (count - 1) / 2, large * count]);
     let losses = world.sum(vec![0.5, rank as f64])?;
     assert_eq!(losses, [0.5 * size as f64, (size * (size - 1) / 2) as f64]);
-    let halves = world.start_sum_bf16(vec![bf16::from_f32(0.5); 3 << 20]).wait()?;
-    assert!(halves.iter().all(|half| bf16::to_f32(*half) == 0.5 * size as f32));
+    let halves = world.start_sum_bf16(vec![0.5; 3 << 20]).wait()?;
+    assert!(halves.iter().all(|half| *half == 0.5 * size as f32));
+    let mut first = world.start_sum_f64(vec![0.25]);
+    world.barrier()?;
+    assert_eq!(first.returned(), Some(&vec![0.25 * size as f32]));
+    assert_eq!(first.wait()?, [0.25 * size as f32]);
     let largest = world.max(vec![number, -number])?;
     assert_eq!(largest, [count - 1, 0]);
     let bytes = world.broadcast(vec![rank as u8; 9 << 20], size - 1)?;

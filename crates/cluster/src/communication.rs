@@ -23,6 +23,8 @@ pub struct Communication {
 /// A call that is under way. What it exchanges belongs to the communication thread until it returns.
 pub struct Pending<T> {
     done: Receiver<Result<T>>,
+    /// What it gave, if that was asked for before it was waited for.
+    returned: Option<Result<T>>,
     /// Whether all ranks are there.
     heartbeat: Option<Heartbeat>,
 }
@@ -46,7 +48,7 @@ impl Communication {
         };
         let spawned = thread::Builder::new().name("communication".into()).spawn(serve);
         spawned.map_err(|error| call_failed(error.to_string()))?;
-        Pending { done: when_started, heartbeat }.wait()?;
+        Pending { done: when_started, returned: None, heartbeat }.wait()?;
         Ok(Self { jobs })
     }
 
@@ -59,13 +61,30 @@ impl Communication {
         let (result, done) = mpsc::channel();
         // Nobody may wait for the result any more. A thread that has ended drops the job, which shows below.
         _ = self.jobs.send(Box::new(move |mpi| drop(result.send(call(mpi)))));
-        Pending { done, heartbeat }
+        Pending { done, returned: None, heartbeat }
     }
 }
 
 impl<T> Pending<T> {
+    /// Of a call that is over.
+    pub fn ready(value: T) -> Self {
+        let (_, done) = mpsc::channel();
+        Self { done, returned: Some(Ok(value)), heartbeat: None }
+    }
+
+    /// What the call gave, if it has returned and not failed.
+    pub fn returned(&mut self) -> Option<&T> {
+        if self.returned.is_none() {
+            self.returned = self.done.try_recv().ok();
+        }
+        self.returned.as_ref()?.as_ref().ok()
+    }
+
     /// Waits for the call to return, as long as all ranks are there.
-    pub fn wait(self) -> Result<T> {
+    pub fn wait(mut self) -> Result<T> {
+        if let Some(returned) = self.returned.take() {
+            return returned.map_err(|error| self.cause(error));
+        }
         let check = || self.heartbeat.as_ref().map_or(Ok(()), Heartbeat::check);
         loop {
             match self.done.recv_timeout(LOOK) {

@@ -2,7 +2,7 @@
 //! needs: the library is loaded when a job is started by its `mpirun`, and a program without it runs alone.
 
 mod address;
-pub mod bf16;
+mod bf16;
 mod communication;
 mod error;
 pub mod heartbeat;
@@ -14,7 +14,7 @@ mod world;
 
 pub use communication::Pending;
 pub use error::{ClusterError, Result};
-pub use launch::Launched;
+pub use launch::{Launched, Launcher};
 pub use world::{LeaveReason, World};
 
 /// What this machine calls itself.

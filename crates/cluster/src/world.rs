@@ -3,10 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::address;
+use crate::bf16;
 use crate::communication::{Communication, Pending};
 use crate::error::{ClusterError, Result};
 use crate::heartbeat::{Heartbeat, Hub, RankWord};
-use crate::launch::Launched;
+use crate::launch::{Launched, Launcher};
 use crate::mpi::{Mpi, Number};
 use crate::supervisor::{self, SupervisorAddress};
 
@@ -42,6 +43,12 @@ impl World {
             leave_failed(heartbeat);
         }
         joined.map(Some)
+    }
+
+    /// A world of this process alone, by the library of such a launcher: for tests of what ranks do.
+    pub fn alone(launcher: Launcher) -> Result<Self> {
+        let launched = Launched { launcher, size: 1, rank: Some(0), local_rank: 0, local_size: 1 };
+        Self::join_with(launched, None)
     }
 
     fn join_with(launched: Launched, heartbeat: Option<Heartbeat>) -> Result<Self> {
@@ -125,9 +132,21 @@ impl World {
         self.call(move |mpi| mpi.sum(&mut values).map(|()| values))
     }
 
-    /// Sums values that travel in bf16, as [`bf16::from_f32`](crate::bf16::from_f32) gives them, while other work is done.
-    pub fn start_sum_bf16(&self, mut values: Vec<u16>) -> Pending<Vec<u16>> {
-        self.call(move |mpi| mpi.sum_bf16(&mut values).map(|()| values))
+    /// The same for values that travel in bf16.
+    pub fn start_sum_bf16(&self, values: Vec<f32>) -> Pending<Vec<f32>> {
+        self.call(move |mpi| {
+            let mut rounded: Vec<u16> = values.into_iter().map(bf16::from_f32).collect();
+            mpi.sum_bf16(&mut rounded)?;
+            Ok(rounded.into_iter().map(bf16::to_f32).collect())
+        })
+    }
+
+    /// The same for values whose sums are rounded only at the end.
+    pub fn start_sum_f64(&self, mut values: Vec<f64>) -> Pending<Vec<f32>> {
+        self.call(move |mpi| {
+            mpi.sum(&mut values)?;
+            Ok(values.into_iter().map(|sum| sum as f32).collect())
+        })
     }
 
     /// The largest over all ranks.

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use crate::op::OpContext;
 use crate::ops::accumulate;
 use crate::var::{GradTarget, Var};
-use crate::{Dtype, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor};
+use crate::{
+    CompletionHook, Dtype, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor,
+};
 
 /// The gradients during a backward pass through a tape.
 pub(crate) struct BackwardPass<'a> {
@@ -23,14 +25,26 @@ pub(crate) struct BackwardPass<'a> {
 /// Where the gradients of parameters go.
 pub(crate) struct GradientSink<'a> {
     pub gradients: &'a mut Gradients,
-    /// Called with each gradient when it is complete; the gradient is freed after that.
-    pub hook: Option<&'a mut GradientHook<'a>>,
+    pub hook: Option<SinkHook<'a>>,
+}
+
+/// Called with each gradient when it is complete.
+pub(crate) enum SinkHook<'a> {
+    /// The gradient is freed after that.
+    Fused(&'a mut GradientHook<'a>),
+    /// The gradient stays.
+    Completed(&'a mut CompletionHook<'a>),
 }
 
 impl GradientSink<'_> {
     /// The same for a part of the backward pass.
     pub fn reborrow(&mut self) -> GradientSink<'_> {
-        let hook = self.hook.as_mut().map(|hook| &mut **hook as &mut GradientHook<'_>);
+        let hook = self.hook.as_mut().map(|hook| match hook {
+            SinkHook::Fused(hook) => SinkHook::Fused(&mut **hook as &mut GradientHook<'_>),
+            SinkHook::Completed(hook) => {
+                SinkHook::Completed(&mut **hook as &mut CompletionHook<'_>)
+            }
+        });
         GradientSink { gradients: self.gradients, hook }
     }
 }
@@ -53,6 +67,11 @@ impl FirstUses {
                 self.uses.push((index, n_records));
             }
         }
+    }
+
+    /// Whether a parameter is used.
+    pub fn contains(&self, param: usize) -> bool {
+        self.is_used.get(param).copied().unwrap_or(false)
     }
 
     /// All parameters.
@@ -127,13 +146,18 @@ impl BackwardPass<'_> {
         }
     }
 
-    /// Hands parameters whose gradients are complete to the hook, if there is one, and frees the gradients.
+    /// Hands parameters whose gradients are complete to the hook, if there is one.
     pub fn complete(&mut self) -> Result<()> {
-        let Some(hook) = &mut self.sink.hook else { return Ok(()) };
+        let GradientSink { gradients, hook: Some(hook) } = &mut self.sink else { return Ok(()) };
         for index in std::mem::take(&mut self.completing) {
-            if let Some(gradient) = self.sink.gradients.remove(index) {
-                let key = ParamKey::new(index);
-                self.params.with_mut(index, |param| hook(key, param, &gradient))?;
+            let key = ParamKey::new(index);
+            match hook {
+                SinkHook::Completed(hook) => hook(key, gradients)?,
+                SinkHook::Fused(hook) => {
+                    if let Some(gradient) = gradients.remove(index) {
+                        self.params.with_mut(index, |param| hook(key, param, &gradient))?;
+                    }
+                }
             }
         }
         Ok(())

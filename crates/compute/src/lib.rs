@@ -37,12 +37,14 @@ pub use arena::{Tag, Usage};
 pub use backward::LeafGradients;
 pub use block_swap::BlockSwap;
 pub use cancel::CancelToken;
-pub use cuda::{HostMemoryTrial, KernelCache, PieceSpeeds, TrialSpeeds, host_memory_trial};
+pub use cuda::{
+    HostMemoryTrial, KernelCache, PieceSpeeds, TrialSpeeds, host_memory_trial,
+};
 pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use fill::{FillPart, fill_all};
-pub use params::{GradientHook, Gradients, ParamKey, Params};
+pub use params::{CompletionHook, GradientHook, Gradients, ParamKey, Params};
 pub use quantised::{Quantisation, Quantised, check_fp8_matmuls};
 pub use random::RandomSequence;
 pub use recording::{MemoryRecording, MemorySnapshot};

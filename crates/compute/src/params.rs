@@ -70,6 +70,9 @@ impl Params {
 /// What is done with a parameter and its gradient as soon as a backward pass has completed the gradient.
 pub type GradientHook<'a> = dyn FnMut(ParamKey, &mut Tensor, &Tensor) -> Result<()> + 'a;
 
+/// What is done as soon as a backward pass has completed a gradient, which stays among the others.
+pub type CompletionHook<'a> = dyn FnMut(ParamKey, &mut Gradients) -> Result<()> + 'a;
+
 /// One gradient per parameter that the loss depends on: a flat buffer of f32, whatever the parameter's
 /// dtype, in the order of the parameters. Memory is taken when the first gradient arrives and kept from
 /// then on.
@@ -152,6 +155,11 @@ impl Gradients {
     /// Forgets the numbers and keeps the memory: the next backward writes instead of adding.
     pub fn reset(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.filled = false);
+    }
+
+    /// The same for one of them.
+    pub fn reset_one(&mut self, key: ParamKey) {
+        self.slots[key.0].filled = false;
     }
 
     /// Takes the gradient out to be written, and says whether to add to it.

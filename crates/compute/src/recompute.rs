@@ -189,10 +189,10 @@ impl<'m> RecomputeBlock<'m> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backward::GradientSink;
+    use crate::backward::{GradientSink, SinkHook};
     use crate::ops::{Attention, Linear, Lora};
     use crate::testing::{Input, device, upload};
-    use crate::{Device, DeviceKind, Dtype, GradientHook, Gradients, ParamKey, Usage};
+    use crate::{Device, DeviceKind, Dtype, Gradients, ParamKey, Usage};
 
     const WIDTH: usize = 12;
     const TOKENS: usize = 5;
@@ -361,7 +361,7 @@ mod tests {
             assert!(handed[key.index()].replace(bits(gradient)).is_none(), "it comes once");
             Ok(())
         };
-        let hook = is_fused.then_some(&mut overwrite as &mut GradientHook<'_>);
+        let hook = is_fused.then_some(SinkHook::Fused(&mut overwrite));
         tape.backward_from_all(seen, GradientSink { gradients: &mut gradients, hook }, None)
             .unwrap();
         let usage = device.usage();
@@ -496,11 +496,26 @@ mod tests {
                 Ok(())
             };
             let gradients = &mut Gradients::default();
-            run(GradientSink { gradients, hook: Some(&mut overwrite) });
+            run(GradientSink { gradients, hook: Some(SinkHook::Fused(&mut overwrite)) });
             let order: Vec<usize> = handed.iter().map(|(index, _)| *index).collect();
             assert_eq!(order, [alone, input, tied].map(ParamKey::index), "{depth}");
             handed.sort_by_key(|(index, _)| *index);
             assert_eq!(handed.into_iter().map(|(_, of)| of).collect::<Vec<_>>(), expected);
+            // Where gradients stay, each is whole when it is called complete.
+            let (mut completed, mut gradients) = (Vec::new(), Gradients::default());
+            let mut read = |key: ParamKey, gradients: &mut Gradients| {
+                completed.push((key.index(), gradients.read(key)?.unwrap()));
+                Ok(())
+            };
+            let hook = Some(SinkHook::Completed(&mut read));
+            run(GradientSink { gradients: &mut gradients, hook });
+            let whole = [alone, input, tied]
+                .map(|key| (key.index(), gradients.read(key).unwrap().unwrap()));
+            assert_eq!(completed, whole, "{depth}");
+            assert_eq!(
+                [tied, input, alone].map(|key| gradients.read(key).unwrap().unwrap()),
+                expected
+            );
         }
     }
 

@@ -5,13 +5,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use crate::backward::{BackwardPass, FirstUses, GradientSink, LeafGradients};
+use crate::backward::{BackwardPass, FirstUses, GradientSink, LeafGradients, SinkHook};
 use crate::device::Device;
 use crate::op::{Op, OpContext};
 use crate::ops::{Fp8Check, Fp8Checks};
 use crate::random::RandomSequence;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
-use crate::{ComputeError, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor};
+use crate::{
+    CompletionHook, ComputeError, GradientHook, Gradients, ParamKey, Params, Result, Shape, Tensor,
+};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
@@ -211,7 +213,23 @@ impl<'m> Tape<'m> {
         hook: &mut GradientHook<'_>,
     ) -> Result<LeafGradients> {
         let gradients = &mut Gradients::default();
-        self.backward_to(from, gradient, GradientSink { gradients, hook: Some(hook) })
+        let hook = Some(SinkHook::Fused(hook));
+        self.backward_to(from, gradient, GradientSink { gradients, hook })
+    }
+
+    /// The same as [`Self::backward_from`], and calls `hook` with every parameter as soon as its gradient is complete. Those that
+    /// the tape does not use come first.
+    pub fn backward_from_with(
+        self,
+        from: Var,
+        gradient: Tensor,
+        gradients: &mut Gradients,
+        hook: &mut CompletionHook<'_>,
+    ) -> Result<LeafGradients> {
+        let is_unused = |key: &ParamKey| !self.first_uses.borrow().contains(key.index());
+        self.params.keys().filter(is_unused).try_for_each(|key| hook(key, gradients))?;
+        let hook = Some(SinkHook::Completed(hook));
+        self.backward_to(from, gradient, GradientSink { gradients, hook })
     }
 
     fn backward_to(

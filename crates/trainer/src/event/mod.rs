@@ -210,9 +210,9 @@ pub struct RankShare {
     pub samples: usize,
     /// Seconds that its part of the last step took.
     pub compute_secs: f64,
-    /// Seconds that it waited for others, in the step before.
+    /// Seconds that it waited for the slowest, in the step before.
     pub wait_secs: f64,
-    /// Seconds that summing gradients took, in the step before.
+    /// Seconds that summing gradients took beyond what backward hid, in the step before.
     pub exchange_secs: f64,
     /// Seconds that it waited for others in all steps since the run began or went on; files of before do not have it.
     #[serde(skip_serializing_if = "Option::is_none", default)]

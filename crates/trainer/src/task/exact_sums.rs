@@ -35,18 +35,12 @@ impl ExactSums {
         self.sums.iter_mut().flatten().for_each(Vec::clear);
     }
 
-    /// Adds the gradients of a micro-batch, which are then zero.
-    pub fn add(
-        &mut self,
-        keys: impl Iterator<Item = ParamKey>,
-        gradients: &mut Gradients,
-    ) -> Result<()> {
-        for key in keys {
-            if let Some(values) = gradients.read(key)? {
-                self.add_to(key.index(), &values);
-            }
+    /// Adds a gradient of a micro-batch, which is then zero.
+    pub fn add(&mut self, key: ParamKey, gradients: &mut Gradients) -> Result<()> {
+        if let Some(values) = gradients.read(key)? {
+            self.add_to(key.index(), &values);
+            gradients.reset_one(key);
         }
-        gradients.reset();
         Ok(())
     }
 

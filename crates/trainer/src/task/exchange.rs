@@ -1,24 +1,24 @@
-//! What a session exchanges with the other ranks of a job: the gradients of a step, or the weights after local steps.
-//! Copies to the host and sums over ranks overlap, in buckets.
+//! What a session exchanges with the other ranks of a job: the gradients of a step (`gradient_sums.rs`), or the weights after
+//! local steps. Copies to the host and sums over ranks overlap, in buckets.
 
 use std::collections::VecDeque;
 
-use cluster::{Pending, World, bf16};
+use cluster::{Pending, World};
 use compute::ParamKey;
 
 use super::exact_sums::ExactSums;
+use super::gradient_sums::{GradientSums, OwnGradients};
 use super::session::Session;
 use super::traits::Task;
-use crate::config::cluster::WireFormat;
 use crate::error::Result;
 use crate::model::host::to_vec;
 
-/// Gradients that are summed together. Chosen: 16 MB, so that many small ones take few calls.
+/// Weights that are exchanged together. Chosen: 16 MB, so that many small ones take few calls.
 const BUCKET_VALUES: usize = 4 << 20;
-/// Buckets that are summed while the next is copied.
+/// Buckets that are on their way while the next is copied.
 const BUCKETS_AT_ONCE: usize = 2;
 
-impl<T: Task> Session<'_, T> {
+impl<'a, T: Task> Session<'a, T> {
     /// From now on gradients are summed in an order that does not matter. Takes 8 bytes of main memory for every trained
     /// parameter.
     pub fn sum_exactly(&mut self) {
@@ -31,10 +31,14 @@ impl<T: Task> Session<'_, T> {
         self.exact.as_ref().map_or(value, |exact| exact.round(value))
     }
 
-    /// Adds the gradients of a micro-batch to the exact sums, if there are any.
+    /// Adds the gradients of a micro-batch to the exact sums, if there are any. Those whose sums over all ranks are there
+    /// already have nothing to add.
     pub(super) fn add_exactly(&mut self) -> Result<()> {
-        let Some(exact) = &mut self.exact else { return Ok(()) };
-        Ok(exact.add(self.adapters.params.keys(), &mut self.gradients)?)
+        let Self { adapters, exact: Some(exact), gradients, sums, .. } = self else {
+            return Ok(());
+        };
+        let is_open = |key: &ParamKey| !sums.as_ref().is_some_and(|sums| sums.has_arrived(*key));
+        Ok(adapters.params.keys().filter(is_open).try_for_each(|key| exact.add(key, gradients))?)
     }
 
     /// Takes the exact sums, if there are any, as the gradients of the step.
@@ -48,37 +52,34 @@ impl<T: Task> Session<'_, T> {
         Ok(())
     }
 
-    /// Replaces gradients by their sums over all ranks; some are summed while others are copied. One that did not arrive
-    /// here counts as zeros if it arrived anywhere.
-    pub fn exchange_gradients(&mut self, world: &World) -> Result<()> {
-        let keys = self.arrived_anywhere(world)?;
-        if self.exact.is_some() {
-            let read = |session: &Self, key| Ok(session.exact_sums(key));
-            return self.in_buckets(
-                &keys,
-                read,
-                |sums| world.start_sum(sums),
-                |session, key, sums| Ok(session.gradients.write(key, &to_f32(sums))?),
-            );
-        }
-        match self.config.cluster.wire {
-            WireFormat::F32 => {
-                let start = |values| world.start_sum(values);
-                self.in_buckets(&keys, Self::gradient, start, |session, key, sums| {
-                    Ok(session.gradients.write(key, sums)?)
-                })
-            }
-            WireFormat::Bf16 => {
-                let read = |session: &Self, key| -> Result<Vec<u16>> {
-                    Ok(session.gradient(key)?.into_iter().map(bf16::from_f32).collect())
-                };
-                let start = |values| world.start_sum_bf16(values);
-                self.in_buckets(&keys, read, start, |session, key, sums| {
-                    let sums: Vec<f32> = sums.iter().map(|sum| bf16::to_f32(*sum)).collect();
-                    Ok(session.gradients.write(key, &sums)?)
-                })
-            }
-        }
+    /// From now on [`Self::accumulate_last`] sends gradients to the other ranks, and [`Self::take_sums`] has their sums.
+    pub fn sum_over(&mut self, world: &'a World) {
+        let wire = self.config.cluster.wire;
+        self.sums = Some(GradientSums::new(world, wire, &self.adapters.params));
+    }
+
+    /// This rank's part of a step is done, or given up: sends the gradients that were not sent yet, or zeros.
+    pub fn send_gradients(&mut self, is_done: bool) -> Result<()> {
+        let Self { sums: Some(sums), gradients, exact, .. } = self else { return Ok(()) };
+        let own = &mut OwnGradients { gradients, exact };
+        if is_done { sums.send_rest(own) } else { sums.give_up(own) }
+    }
+
+    /// Buckets that were kept when a part of a step was computed again.
+    #[cfg(test)]
+    pub fn n_sums_kept(&self) -> usize {
+        self.sums.as_ref().map_or(0, |sums| sums.n_kept)
+    }
+
+    /// Waits until gradients are the sums over all ranks.
+    pub fn take_sums(&mut self) -> Result<()> {
+        let Self { sums: Some(sums), gradients, exact, .. } = self else { return Ok(()) };
+        sums.take(&mut OwnGradients { gradients, exact })
+    }
+
+    /// Forgets what was sent of a step that some rank has given up.
+    pub fn forget_sums(&mut self) {
+        self.sums.iter_mut().for_each(GradientSums::forget);
     }
 
     /// Ends a round of local steps: weights are averaged over ranks, of which this one counts `weight` of 1 in all, and the
@@ -136,27 +137,6 @@ impl<T: Task> Session<'_, T> {
         }
         let hash = hasher.finalize();
         Ok(i64::from_le_bytes(*hash.as_bytes().first_chunk().expect("it has 32 bytes")) >> 1)
-    }
-
-    /// Parameters whose gradients arrived at any rank, in an order that all ranks have.
-    fn arrived_anywhere(&self, world: &World) -> Result<Vec<ParamKey>> {
-        let keys: Vec<ParamKey> = self.adapters.params.keys().collect();
-        let is_here = |key: ParamKey| match &self.exact {
-            Some(exact) => exact.get(key).is_some(),
-            None => self.gradients.get(key).is_some(),
-        };
-        let n_arrived = world.sum(keys.iter().map(|key| i64::from(is_here(*key))).collect())?;
-        Ok(keys.into_iter().zip(n_arrived).filter(|(_, n)| *n > 0).map(|(key, _)| key).collect())
-    }
-
-    fn gradient(&self, key: ParamKey) -> Result<Vec<f32>> {
-        let n = self.n_values(key);
-        Ok(self.gradients.read(key)?.unwrap_or_else(|| vec![0.0; n]))
-    }
-
-    fn exact_sums(&self, key: ParamKey) -> Vec<f64> {
-        let sums = self.exact.as_ref().and_then(|exact| exact.get(key));
-        sums.map_or_else(|| vec![0.0; self.n_values(key)], <[f64]>::to_vec)
     }
 
     fn n_values(&self, key: ParamKey) -> usize {

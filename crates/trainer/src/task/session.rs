@@ -14,6 +14,7 @@ use weights::{BytesDoneFn, Catalog, TensorInfo};
 
 use super::exact_sums::ExactSums;
 use super::fused_backward::FusedBackward;
+use super::gradient_sums::{GradientSums, OwnGradients};
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
 use crate::config::adapter::{AdapterConfig, AdapterKind};
@@ -58,6 +59,8 @@ pub struct Session<'a, T: Task> {
     pub(crate) gradients: Gradients,
     /// Where they are summed in an order that does not matter.
     pub(super) exact: Option<ExactSums>,
+    /// Their sums over all ranks, where there are others and they sum gradients.
+    pub(super) sums: Option<GradientSums<'a>>,
     fused: Option<FusedBackward>,
     pub(super) optimizer: Optimizer,
     /// Which parameters' state this rank holds, where it does not hold that of all.
@@ -160,6 +163,7 @@ impl<'a, T: Task> Session<'a, T> {
                 Gradients::reserved(device, params)?
             },
             exact: None,
+            sums: None,
             fused: is_fused.then(|| FusedBackward::new(device, params)).transpose()?,
             optimizer: Optimizer::new(
                 &config.optimizer,
@@ -193,6 +197,26 @@ impl<'a, T: Task> Session<'a, T> {
         let loss = self.forward_backward(step, |tape, loss, seed_gradient| {
             tape.backward_from(loss, seed_gradient, &mut gradients).map(drop)
         });
+        self.end_backward(gradients, loss)
+    }
+
+    /// The same for the last micro-batch of a step that is computed here: gradients are sent to other ranks as soon as backward
+    /// has completed them.
+    pub fn accumulate_last(&mut self, step: MicroBatchStep<'_, T>) -> Result<f64> {
+        let Some(mut sums) = self.sums.take() else { return self.accumulate(step) };
+        let (mut gradients, mut exact) = (std::mem::take(&mut self.gradients), self.exact.take());
+        let loss = self.forward_backward(step, |tape, loss, seed_gradient| {
+            let send = &mut |key: ParamKey, gradients: &mut Gradients| {
+                sums.complete(key, &mut OwnGradients { gradients, exact: &mut exact })
+            };
+            tape.backward_from_with(loss, seed_gradient, &mut gradients, send).map(drop)
+        });
+        (self.sums, self.exact) = (Some(sums), exact);
+        self.end_backward(gradients, loss)
+    }
+
+    /// Takes back the gradients of a backward pass that has ended, or failed.
+    fn end_backward(&mut self, mut gradients: Gradients, loss: Result<f64>) -> Result<f64> {
         if loss.is_err() {
             // Takes their memory again. If that fails, the next backward pass asks for it.
             _ = gradients.reserve(&self.device, &self.adapters.params);
@@ -240,11 +264,13 @@ impl<'a, T: Task> Session<'a, T> {
         self.fused.as_ref().is_some_and(FusedBackward::has_updated)
     }
 
-    /// Drops the accumulated gradients.
-    pub fn zero_grad(&mut self) {
+    /// Drops the accumulated gradients; not what the other ranks have of them.
+    pub fn zero_grad(&mut self) -> Result<()> {
         self.task.reset_metrics();
+        self.sums.iter_mut().try_for_each(|sums| sums.begin(&self.gradients))?;
         self.gradients.reset();
         self.exact.iter_mut().for_each(ExactSums::reset);
+        Ok(())
     }
 
     fn forward_backward(

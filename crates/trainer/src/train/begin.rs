@@ -50,6 +50,9 @@ pub(super) fn begin<'a, D: DataLoader>(
         if config.machine.deterministic {
             session.sum_exactly();
         }
+        if !parallel.is_local() {
+            session.sum_over(parallel.world());
+        }
         parallel.check_weights(&session)?;
     }
     let total_steps = config.train.n_steps(loader.batches_per_epoch());

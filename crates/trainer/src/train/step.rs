@@ -98,7 +98,7 @@ impl<D: DataLoader> TrainingRun<'_, D> {
     }
 
     fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<D>) -> Result<AccumulatedBatches> {
-        self.session.zero_grad();
+        self.session.zero_grad()?;
         let (first, n) = (self.progress.batches, self.config.train.gradient_accumulation as u64);
         let expected = self.loader.expected_weight(first..first + n);
         let (loss_scale, mut wait_secs) = (self.loss_scale(), 0.0);
@@ -171,6 +171,8 @@ impl<D: DataLoader> TrainingRun<'_, D> {
         let loss = if self.config.train.fused_backward_pass {
             // It is the only one of the step, so that its share is that of the whole step.
             self.session.fused_backward(step, self.update_settings(scaled))?
+        } else if self.is_last_part(batch.number, batch.samples.len(), first_sample + n) {
+            self.session.accumulate_last(step)?
         } else {
             self.session.accumulate(step)?
         };

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cluster::{Launcher, World};
 use compute::gpu::{GpuAdapterKind, GpuChoice, adapters};
 use compute::{Device, DeviceKind, Tensor};
 use machine::governor::{Cause, Pace, PaceDecision};
@@ -15,6 +16,7 @@ use machine::held::MemoryPlace;
 use machine::{Machine, ProbeSource};
 
 use super::checkpoint::TrainProgress;
+use super::data_parallel::DataParallel;
 use super::diffusion::batch::EncodedSample;
 use super::diffusion::{DiffusionTask, ImageLoader};
 use super::folder::RunFolder;
@@ -293,6 +295,54 @@ fn a_failed_allocation_changes_the_order_of_sums_at_most() {
     });
 }
 
+/// A world of this process, by an MPI that is installed; none where none is.
+fn world() -> Option<&'static World> {
+    let found =
+        [Launcher::Hydra, Launcher::OpenMpi].into_iter().find_map(|of| World::alone(of).ok());
+    found.map(|world| &*Box::leak(Box::new(world)))
+}
+
+/// Memory is refused while gradients are on their way to other ranks: what was sent is kept, the step is repeated, and only the
+/// rest is sent. One that is given up leaves nothing behind. The library can be started once in a process.
+#[test]
+fn a_step_whose_gradients_are_partly_sent_is_repeated_without_a_difference() {
+    let Some(world) = world() else { return };
+    let one_level = [SINGLE[0], SINGLE[1], SINGLE[2], SINGLE[3], SMOOTH];
+    for set in [&one_level[..], &[&one_level[..], &["machine.deterministic=true"]].concat()] {
+        with_run(set, |run, log| {
+            if run.config.machine.deterministic {
+                run.session.sum_exactly();
+            }
+            run.session.sum_over(world);
+            let joined = DataParallel::join(world, run.config, &run.identity, "test", 0);
+            run.parallel = Some(joined.unwrap());
+            let (levels, start) = (run.pacing.levels.clone(), state(run));
+            let before = run.device.n_allocations();
+            run.train_loop().unwrap();
+            let (whole, n) = (state(run), run.device.n_allocations() - before);
+            for nth in tried(n) {
+                log.lock().unwrap().clear();
+                run.device.fail_allocation(nth);
+                again(run, &levels, &start).unwrap();
+                assert!(state(run) == whole, "allocation {nth} of {n}");
+            }
+            assert!(
+                run.session.n_sums_kept() > 0,
+                "nothing was on its way when memory was refused"
+            );
+            // At the last level there is nothing to repeat: zeros are sent, and nothing stays.
+            put_back(run, &start);
+            run.progress = TrainProgress::before_first_step();
+            run.device.set_limit(run.device.usage().in_use + 1024);
+            let error = run.step(&mut run.loader.read_from(0)).unwrap_err();
+            assert!(matches!(error, TrainerError::OutOfMemory { step: 0, .. }), "{error}");
+            run.device.set_limit(1 << 30);
+            again(run, &levels, &start).unwrap();
+            assert!(state(run) == whole, "after a step that was given up");
+        });
+    }
+}
+
 #[test]
 fn micro_batches_of_every_size_train_the_same() {
     with_run(&[SMOOTH], |run, log| {
@@ -539,7 +589,7 @@ fn an_update_is_made_whole_or_not_at_all() {
     with_run(&["optimizer.kind=adamw_8bit"], |run, _| {
         let (batch, _) = run.loader.read_from(0).next_batch().unwrap();
         let accumulate = |run: &mut TrainingRun<'_, ImageLoader<'_>>| {
-            run.session.zero_grad();
+            run.session.zero_grad().unwrap();
             run.forward_backward(&batch, 0..batch.samples.len(), 3.0, 1.0).unwrap();
         };
         let start = state(run);
@@ -567,7 +617,7 @@ fn gradients_of(
     batch: &TrainBatch<SampleSize, EncodedSample>,
     samples: Range<usize>,
 ) -> Vec<Option<Vec<f32>>> {
-    run.session.zero_grad();
+    run.session.zero_grad().unwrap();
     run.forward_backward(batch, samples, 3.0, 1.0).unwrap();
     let keys = run.session.trainable_model().params.keys();
     keys.map(|key| run.session.gradients.read(key).unwrap()).collect()

@@ -60,6 +60,8 @@ pub struct DataParallel<'a> {
     is_sharded: bool,
     /// Of this one.
     own: RankTimes,
+    /// When it had computed its part of the step.
+    computed: Instant,
 }
 
 /// How a rank's part of a step went.
@@ -163,9 +165,19 @@ impl<'a> DataParallel<'a> {
         let own = RankTimes::default();
         let is_local = config.cluster.sync_every != Switch::Off;
         let is_sharded = config.cluster.shard_optimizer && world.size() > 1;
-        let (is_changed, told) = (false, Instant::now());
-        let joined =
-            Self { world, names, shares, unit, is_changed, told, is_local, is_sharded, own };
+        let (is_changed, told, computed) = (false, Instant::now(), Instant::now());
+        let joined = Self {
+            world,
+            names,
+            shares,
+            unit,
+            is_changed,
+            told,
+            is_local,
+            is_sharded,
+            own,
+            computed,
+        };
         let version = ("the version of hearth".into(), env!("CARGO_PKG_VERSION").into());
         let step = ("the step to resume at".into(), step.to_string());
         let unit = ("the micro-batch".into(), unit.to_string());
@@ -255,17 +267,20 @@ impl<'a> DataParallel<'a> {
         Ok(())
     }
 
+    /// This rank's part of a step, which began then, is computed or given up.
+    pub fn end_part(&mut self, begun: Instant) {
+        self.computed = Instant::now();
+        self.own.compute_secs = self.computed.duration_since(begun).as_secs_f64();
+    }
+
     /// A rank's part of a step, if all ranks have done theirs. Nobody waits for one that has failed.
-    pub fn agree<T>(&mut self, part: Result<T>, compute_secs: f64) -> Result<T> {
-        self.own.compute_secs = compute_secs;
-        let begun = Instant::now();
+    pub fn agree<T>(&self, part: Result<T>) -> Result<T> {
         let outcome = match &part {
             Ok(_) => PartOutcome::Done,
             Err(error) if error.is_cancelled() => PartOutcome::Cancelled,
             Err(_) => PartOutcome::Failed,
         };
         let worst = self.world.max(vec![outcome as i64])?;
-        self.own.wait_secs = begun.elapsed().as_secs_f64();
         if worst == [PartOutcome::Failed as i64] {
             return self.fail(part);
         }
@@ -285,7 +300,7 @@ impl<'a> DataParallel<'a> {
         Err(part.err().unwrap_or(TrainerError::OtherRank { rank, problem: problem.into() }))
     }
 
-    /// Sums the losses and gradients of a step over all ranks, or the losses alone where ranks take local steps, and learns
+    /// Has the sums of the losses and gradients of a step over all ranks, or of the losses alone where ranks take local steps, and learns
     /// how long every rank took for its part. The next steps are shared accordingly.
     pub(super) fn sum<T: Task>(
         &mut self,
@@ -294,19 +309,20 @@ impl<'a> DataParallel<'a> {
         session: &mut Session<'_, T>,
     ) -> Result<LossSums> {
         self.own.celsius = celsius.unwrap_or_default();
-        let begun = Instant::now();
         let mut numbers = self.own.spread(self.world.rank(), self.world.size());
         numbers.extend([sums.loss, sums.weight]);
         let numbers = self.world.sum(numbers)?;
         let (times, losses) = numbers.split_at(numbers.len() - 2);
         self.is_changed = self.shares.learn(times);
         let all = LossSums { loss: losses[0], weight: losses[1] };
+        self.own.wait_secs = self.shares.wait_secs(self.world.rank());
         if self.is_local {
             session.take_exact_sums()?;
             return Ok(own_of(all, sums.weight));
         }
-        session.exchange_gradients(self.world)?;
-        self.own.exchange_secs = begun.elapsed().as_secs_f64();
+        session.take_sums()?;
+        let since = self.computed.elapsed().as_secs_f64();
+        self.own.exchange_secs = (since - self.own.wait_secs).max(0.0);
         Ok(all)
     }
 

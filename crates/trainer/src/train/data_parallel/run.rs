@@ -8,6 +8,7 @@ use super::super::run::TrainingRun;
 use super::super::step::LossSums;
 use super::DataParallel;
 use crate::config::Switch;
+use crate::config::train::TrainConfig;
 use crate::error::Result;
 use crate::event::EndReason;
 use crate::task::traits::{DataLoader, PrefetchedBatches};
@@ -19,7 +20,18 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
         parallel.samples(index, n, self.config.train.batch_size)
     }
 
-    /// What was accumulated since `begun`, if no rank gave the step up.
+    /// Whether the samples of a batch up to `end` are the last of the step that are computed here, so that other ranks can have
+    /// their gradients. The batch has `n` samples.
+    pub(in super::super) fn is_last_part(&self, batch: u64, n: usize, end: usize) -> bool {
+        let Some(parallel) = &self.parallel else { return false };
+        let TrainConfig { batch_size, gradient_accumulation, .. } = self.config.train;
+        let index = (batch - self.progress.batches) as usize;
+        end == parallel.samples(index, n, batch_size).end
+            && (index + 1..gradient_accumulation)
+                .all(|later| parallel.samples(later, batch_size, batch_size).is_empty())
+    }
+
+    /// What was accumulated since `begun`, if no rank gave the step up. Gradients are on their way to the other ranks then.
     pub(in super::super) fn agree_with_all<T>(
         &mut self,
         accumulated: Result<T>,
@@ -29,7 +41,12 @@ impl<'a, D: DataLoader> TrainingRun<'a, D> {
         let Some(parallel) = &mut self.parallel else { return accumulated };
         self.device.synchronise()?;
         let is_done_here = accumulated.is_ok();
-        let agreed = parallel.agree(accumulated, begun.elapsed().as_secs_f64());
+        parallel.end_part(begun);
+        self.session.send_gradients(is_done_here)?;
+        let agreed = parallel.agree(accumulated);
+        if agreed.is_err() {
+            self.session.forget_sums();
+        }
         if let (true, Err(error)) = (is_done_here, &agreed) {
             // Another rank gave it up: what this one has is as before the step.
             *ahead = self.loader.read_from(self.progress.batches);

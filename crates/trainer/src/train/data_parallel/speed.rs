@@ -20,9 +20,9 @@ const WELL_SHARED: f64 = 0.95;
 pub struct RankTimes {
     /// Forward and backward of its samples.
     pub compute_secs: f64,
-    /// Waiting for other ranks; of the step before.
+    /// Waiting for the slowest rank; of the step before.
     pub wait_secs: f64,
-    /// Summing gradients; of the step before.
+    /// Summing gradients, after what went on beside backward; of the step before.
     pub exchange_secs: f64,
     /// What its machine feels like; zero where nobody knows.
     pub celsius: f64,
@@ -114,6 +114,12 @@ impl StepShares {
         is_better
     }
 
+    /// How long a rank had to wait in the last step for the one that computed longest.
+    pub fn wait_secs(&self, rank: usize) -> f64 {
+        let slowest = self.times.iter().map(|times| times.compute_secs).fold(0.0, f64::max);
+        slowest - self.times[rank].compute_secs
+    }
+
     /// A word on samples that are too few to be shared well, once speeds are known.
     pub fn too_few_samples(&self) -> Option<String> {
         let secs = self.sample_secs.iter().copied().collect::<Option<Vec<f64>>>()?;
@@ -173,6 +179,7 @@ mod tests {
         // The next steps are shared otherwise; this one was not.
         assert!(shares.learn(&times([6.0, 12.0])));
         assert_eq!((shares.of(0).len(), shares.part(0)), (16, 0.5));
+        assert_eq!([0, 1].map(|rank| shares.wait_secs(rank)), [6.0, 0.0]);
         shares.learn(&times([8.0, 8.0]));
         assert_eq!(shares.part(0), 28.0 / 48.0);
         shares.begin_round();
