@@ -25,6 +25,14 @@ sweep:
 torture:
     cargo test --release --test hearth torture -- --ignored --nocapture
 
+# Ranks that are killed or stopped and cables that are pulled, at 30 random moments each, and a cable that is put back: as root
+# (network namespaces); three quarters of an hour.
+cluster:
+    cargo build --release
+    tests/cluster/kills.sh target/release/hearth 30
+    tests/cluster/two-nodes.sh target/release/hearth pull 30
+    tests/cluster/two-nodes.sh target/release/hearth rejoin
+
 # Every reader of files from strangers against made-up files, a minute each, side by side; prints a table.
 fuzz:
     fuzz/run.sh 60

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Kills a random rank of a run at a random moment, with Open MPI and MPICH in turn, and looks whether the run goes on or, with
-# --strict, stops as promised. Prints a line for each and its seed.
+# Kills a random rank of a run at a random moment, or stops it as a machine that is suspended, with Open MPI and MPICH in turn,
+# and looks whether the run goes on or, with --strict, stops as promised. A rank that was stopped and goes on ends by itself.
+# Prints a line for each and its seed.
 #   tests/cluster/kills.sh target/release/hearth [TIMES] [SEED]
 set -euo pipefail
 hearth=$(realpath "$1")
@@ -50,6 +51,17 @@ failed() {
     exit 1
 }
 
+# Whether a process that was stopped ends when it goes on: nobody waits for it any more.
+ends_by_itself() {
+    kill -CONT "$1" 2> /dev/null || return 0
+    for _ in $(seq 200); do
+        [ -d "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" || return 0
+        sleep 0.1
+    done
+    kill -9 "$1"
+    return 1
+}
+
 train() {
     timeout -k 5 $limit "$hearth" train job.toml --device cpu --threads 1 --quiet --out "$here/run" "$@"
 }
@@ -66,6 +78,7 @@ while [ $n -le "$times" ]; do
     which=$((n % 2))
     launcher=$([ $which = 0 ] && echo mpirun.openmpi || echo mpirun.mpich)
     size=$((RANDOM % 2 + 2)) rank=$((RANDOM % size)) strict=$([ $((RANDOM % 4)) = 0 ] && echo --strict || true)
+    signal=$([ $((RANDOM % 3)) = 0 ] && echo STOP || echo KILL)
     rm -rf run
     begun=$(now)
     train --nodes localhost:$size --mpirun $launcher $strict > out.txt 2>&1 &
@@ -76,13 +89,14 @@ while [ $n -le "$times" ]; do
         sleep 0.02
     done
     taken=$(steps run)
-    [ -z "$process" ] || kill -9 "$process" 2> /dev/null || process=
+    [ -z "$process" ] || kill -$signal "$process" 2> /dev/null || process=
     at=$(now)
     [ -z "$strict" ] && [ -n "$process" ] && while kill -0 $run 2> /dev/null && [ "$(steps run)" -le $((taken + 1)) ]; do sleep 0.02; done
     again=$(now)
     code=0
     wait $run || code=$?
     [ $code -lt 124 ] || failed "hangs"
+    [ $signal = KILL ] || [ -z "$process" ] || ends_by_itself "$process" || failed "the rank that was stopped is still there"
     end="goes on"
     if [ $code != 0 ]; then
         # A strict run stops; so does one whose ranks had not joined yet.
@@ -101,8 +115,8 @@ while [ $n -le "$times" ]; do
     from=$(grep -o '"from_step":[0-9]*' run/events.jsonl | tail -1 | cut -d: -f2)
     [ -z "$process" ] || [ "$from" -ge "$taken" ] || [ "$taken" = 40 ] || failed "$taken taken, went on from $from"
     awk -v n="$n" -v l="$launcher" -v s="$size" -v r="$rank" -v t="$taken" -v e="$end" -v f="$from" -v o="$strict" \
-        -v b="$begun" -v a="$at" -v g="$again" 'BEGIN {
-            printf "%2d %-14s %d ranks, rank %d killed after %.1f s, %d steps taken: %s%s from step %d", n, l, s, r, a - b, t, o ? "strict, " : "", e, f
+        -v b="$begun" -v a="$at" -v g="$again" -v k="$signal" 'BEGIN {
+            printf "%2d %-14s %d ranks, SIG%s to rank %d after %.1f s, %d steps taken: %s%s from step %d", n, l, s, k, r, a - b, t, o ? "strict, " : "", e, f
             printf e == "stops" ? "\n" : ", next step after %.1f s\n", g - a }'
     n=$((n + 1))
 done
