@@ -14,7 +14,7 @@ const ON: [&str; 2] = ["--device", "gpu:software"];
 
 /// Whether there is such a driver.
 #[allow(clippy::print_stderr)] // Says why nothing is shown.
-fn has_software() -> bool {
+pub fn has_software() -> bool {
     let found: Value = serde_json::from_str(&printed(&["doctor", "--json"])).unwrap();
     let adapters = found["adapters"].as_array();
     let is_there = adapters.is_some_and(|all| all.iter().any(|one| one["is_software"] == true));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use trainer::event::Event;
 
+use super::gpu::has_software;
 use super::texts::Place;
 use super::{Job, begins, check_memory, events, losses};
 use crate::{said, text};
@@ -131,6 +132,38 @@ fn ranks_train_with_the_mpi_of_python_packages() {
             assert!(output.status.success(), "{launcher} {which}: {}", said(&output));
             check_losses(&expected, &losses(&events(&out)), launcher);
         }
+    }
+}
+
+/// Each computes by kernels of its own; sums are the same but for rounding.
+#[test]
+fn ranks_may_compute_on_different_devices() {
+    if !has_software() {
+        return;
+    }
+    let place = Place::new();
+    let job = place.path("job.toml");
+    let expected = losses(&events(&place.train("alone", &["train.steps=8"], &[])));
+    // Each rank asks its launcher which one it is.
+    let script = place.path("rank.sh");
+    let line = "case \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" in 1) on=gpu:software;; *) on=cpu;; esac\n\
+                exec \"$@\" --device $on --threads 1\n";
+    fs::write(&script, line).unwrap();
+    for launcher in launchers() {
+        let out = place.path(launcher);
+        let mut command = ranks(launcher, 3);
+        command.args(["sh", text(&script), env!("CARGO_BIN_EXE_hearth"), "train", text(&job)]);
+        let output =
+            command.args(["--out", text(&out), "--quiet", "--steps", "8"]).output().unwrap();
+        assert!(output.status.success(), "{launcher}: {}", said(&output));
+        let events = events(&out);
+        check_losses(&expected, &losses(&events), launcher);
+        let devices = events.iter().rev().find_map(|event| match event {
+            Event::Ranks { ranks, .. } => Some(ranks.iter().map(|it| it.device.clone())),
+            _ => None,
+        });
+        let devices: Vec<String> = devices.unwrap().collect();
+        assert!(devices[0] == devices[2] && devices[0] != devices[1], "{devices:?}");
     }
 }
 

@@ -4,7 +4,7 @@
 use cluster::World;
 use compute::{Device, ParamKey};
 
-use super::session::Session;
+use super::session::{OPTIMIZER_PREFIX, Session};
 use super::traits::Task;
 use crate::error::{Result, TrainerError};
 
@@ -16,6 +16,19 @@ const GO_ON: u8 = 0;
 const SEND_STATE: u8 = 1;
 
 impl<'a, T: Task> Session<'a, T> {
+    /// Replaces all parameters, and what began with them, by those of the first rank.
+    pub fn take_weights(&mut self, world: &World) -> Result<()> {
+        // A sharded optimizer begins with zeros, and every rank has other names of it.
+        let is_sharded = self.shard.is_some();
+        let is_shared = |name: &str| !is_sharded || !name.starts_with(OPTIMIZER_PREFIX);
+        for (_, tensor) in self.state_dict()?.into_iter().filter(|(name, _)| is_shared(name)) {
+            let mut bytes = Vec::with_capacity(tensor.bytes());
+            tensor.write_to(&mut bytes).map_err(|error| unreadable(&error))?;
+            tensor.write_bytes(&send_bytes(world, bytes, 0)?);
+        }
+        Ok(())
+    }
+
     /// Replaces every parameter by that of the rank that has updated it.
     pub fn gather_weights(&mut self, world: &World) -> Result<()> {
         let Some(shard) = &self.shard else { return Ok(()) };

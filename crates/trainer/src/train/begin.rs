@@ -53,6 +53,9 @@ pub(super) fn begin<'a, D: DataLoader>(
         if !parallel.is_local() {
             session.sum_over(parallel.world());
         }
+        if progress.step == 0 {
+            parallel.share_weights(&mut session)?;
+        }
         parallel.check_weights(&session)?;
     }
     let total_steps = config.train.n_steps(loader.batches_per_epoch());

@@ -209,11 +209,26 @@ impl<'a> DataParallel<'a> {
         sample(own.start)..sample(own.end)
     }
 
-    /// Fails unless all ranks have the same weights.
-    pub fn check_weights<T: Task>(&self, session: &Session<'_, T>) -> Result<()> {
+    /// Before the first step: all take the first rank's weights, if any has others. Random numbers of different devices differ
+    /// in their last bits.
+    pub fn share_weights<T: Task>(&self, session: &mut Session<'_, T>) -> Result<()> {
+        let checksums = self.checksums(session)?;
+        if checksums.iter().any(|checksum| *checksum != checksums[0]) {
+            session.take_weights(self.world)?;
+        }
+        Ok(())
+    }
+
+    /// Those of all ranks' weights.
+    fn checksums<T: Task>(&self, session: &Session<'_, T>) -> Result<Vec<i64>> {
         let mut checksums = vec![0; self.world.size()];
         checksums[self.world.rank()] = session.checksum()?;
-        let checksums = self.world.sum(checksums)?;
+        Ok(self.world.sum(checksums)?)
+    }
+
+    /// Fails unless all ranks have the same weights.
+    pub fn check_weights<T: Task>(&self, session: &Session<'_, T>) -> Result<()> {
+        let checksums = self.checksums(session)?;
         let other = checksums.iter().position(|checksum| *checksum != checksums[0]);
         let Some(rank) = other else { return Ok(()) };
         let [theirs, ours] = [checksums[rank], checksums[0]].map(|sum| format!("{sum:016x}"));
