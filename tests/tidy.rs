@@ -10,6 +10,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/cli/src/interrupt.rs", "ends the process at once"),
     ("crates/cluster/src/mpi/abi.rs", "asks an MPI library, loaded at run time, what it is"),
     ("crates/cluster/src/mpi/calls.rs", "calls it"),
+    ("crates/cluster/src/nccl.rs", "calls NCCL, loaded at run time"),
     ("crates/compute/src/cpu/gemm/kernels.rs", "drives the matrix unit"),
     ("crates/compute/src/cpu/gemm/mod.rs", "writes blocks of a matrix from several threads"),
     ("crates/compute/src/cpu/gemm/no_tiles.rs", "stands for a function that is"),
@@ -44,6 +45,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/machine/src/landlock.rs", "takes rights from a thread by system calls"),
     ("crates/machine/src/live/cuda.rs", "calls into NVIDIA's libraries, loaded at run time"),
     ("crates/machine/src/live/macos.rs", "calls libnotify, which has no safe wrapper"),
+    ("crates/trainer/src/task/gpu_sums.rs", "lends gradients on a GPU to NCCL"),
     ("crates/weights/src/disk/linux.rs", "asks which pages of a file are cached"),
     ("crates/weights/src/mmap.rs", "maps files into memory"),
 ];

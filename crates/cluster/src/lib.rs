@@ -8,6 +8,7 @@ mod error;
 pub mod heartbeat;
 mod launch;
 pub mod mpi;
+pub mod nccl;
 pub mod share;
 pub mod supervisor;
 mod world;

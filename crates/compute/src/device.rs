@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::cancel::CancelToken;
 use crate::cpu::CpuBackend;
 use crate::cpu::gemm::has_amx;
-use crate::cuda::{self, CudaBackend, KernelCache};
+use crate::cuda::{self, CudaBackend, CudaStream, KernelCache};
 use crate::dtype::{Real, with_real};
 use crate::gpu::{self, GpuBackend};
 use crate::ops::matrix_units_agree;
@@ -579,6 +579,14 @@ impl Device {
             Backend::Meta | Backend::Cpu(_) => Ok(()),
             Backend::Cuda(cuda) => cuda.synchronise(),
             Backend::Gpu(gpu) => gpu.synchronise(),
+        }
+    }
+
+    /// Its stream, where it is an NVIDIA GPU.
+    pub fn cuda_stream(&self) -> Option<CudaStream<'_>> {
+        match self.backend() {
+            Backend::Cuda(cuda) => Some(CudaStream(cuda)),
+            Backend::Meta | Backend::Cpu(_) | Backend::Gpu(_) => None,
         }
     }
 

@@ -38,7 +38,7 @@ pub use backward::LeafGradients;
 pub use block_swap::BlockSwap;
 pub use cancel::CancelToken;
 pub use cuda::{
-    HostMemoryTrial, KernelCache, PieceSpeeds, TrialSpeeds, host_memory_trial,
+    CudaStream, HostMemoryTrial, KernelCache, PieceSpeeds, TrialSpeeds, host_memory_trial,
 };
 pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};

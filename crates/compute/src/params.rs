@@ -152,6 +152,15 @@ impl Gradients {
         Ok(())
     }
 
+    /// Where the numbers of one lie on an NVIDIA GPU, for a library that writes there; none if no gradient arrived.
+    ///
+    /// # Panics
+    /// On any other device.
+    pub fn cuda_address(&mut self, key: ParamKey) -> Option<u64> {
+        let slot = self.slots.get_mut(key.0).filter(|slot| slot.filled)?;
+        slot.gradient.as_mut().map(Tensor::address_mut)
+    }
+
     /// Forgets the numbers and keeps the memory: the next backward writes instead of adding.
     pub fn reset(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.filled = false);

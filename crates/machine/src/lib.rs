@@ -139,4 +139,6 @@ pub struct NvidiaStack {
     pub cublaslt: Reading<String>,
     /// Attention.
     pub cudnn: Reading<String>,
+    /// Sums of gradients between the GPUs of several ranks.
+    pub nccl: Reading<String>,
 }

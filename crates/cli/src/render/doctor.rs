@@ -281,8 +281,12 @@ fn memory(memory: &SystemMemory) -> String {
 
 fn nvidia_stack(stack: &NvidiaStack, page: &mut TextPage) {
     page.row("driver", PLAIN, &format!("{} · CUDA {}", shown(&stack.driver), shown(&stack.cuda)));
-    let libraries =
-        [("NVRTC", &stack.nvrtc), ("cuBLASLt", &stack.cublaslt), ("cuDNN", &stack.cudnn)];
+    let libraries = [
+        ("NVRTC", &stack.nvrtc),
+        ("cuBLASLt", &stack.cublaslt),
+        ("cuDNN", &stack.cudnn),
+        ("NCCL", &stack.nccl),
+    ];
     let libraries = libraries.map(|(name, version)| format!("{name} {}", shown(version)));
     page.row("libraries", PLAIN, &libraries.join(" · "));
 }

@@ -30,6 +30,7 @@ functions! {
         cuDeviceGetCount(*mut c_int);
         cuDeviceGetName(*mut c_char, c_int, c_int);
         cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+        cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
         cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int);
         cuDevicePrimaryCtxRelease_v2(c_int);
         cuCtxSetCurrent(*mut c_void);
@@ -178,6 +179,14 @@ impl CudaContext {
         let status =
             unsafe { (self.functions.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) };
         self.check("cuStreamCreate", status).map(|()| stream)
+    }
+
+    /// The GPU's own name among all GPUs.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = [0; 16];
+        // SAFETY: writes 16 bytes, about a GPU that is there.
+        let status = unsafe { (self.functions.cuDeviceGetUuid_v2)(&raw mut uuid, self.device) };
+        self.check("cuDeviceGetUuid", status).map(|()| uuid)
     }
 
     /// The stream, for other libraries.

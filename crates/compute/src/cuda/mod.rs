@@ -25,6 +25,7 @@ mod kernels;
 mod library;
 mod memory;
 mod nvrtc;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +44,7 @@ use kernels::CudaKernels;
 pub use kernels::KernelCache;
 pub(crate) use kernels::{CudaSource, CudaVariant};
 use memory::{CudaMemory, HostPieces};
+pub use stream::CudaStream;
 
 use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};

@@ -137,6 +137,7 @@ pub fn libraries() -> String {
     write_key_value(&mut text, "nvrtc", nvrtc());
     write_key_value(&mut text, "cublaslt", cublas_lt());
     write_key_value(&mut text, "cudnn", cudnn());
+    write_key_value(&mut text, "nccl", nccl());
     text
 }
 
@@ -155,6 +156,19 @@ fn nvrtc() -> Result<String, Unknown> {
 fn cublas_lt() -> Result<String, Unknown> {
     let version = size(&open_any("libcublasLt.so", &["13", "12"])?, b"cublasLtGetVersion")?;
     // 130100 is 13.1.0, 120803 is 12.8.3.
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+fn nccl() -> Result<String, Unknown> {
+    let library = open_any("libnccl.so", &["2"])?;
+    let mut version = 0;
+    // SAFETY: `ncclGetVersion` has this signature since NCCL 1 and writes one int.
+    let code = unsafe {
+        let ask: Symbol<'_, GetInt> = library.get(b"ncclGetVersion").map_err(no_version)?;
+        ask(&raw mut version)
+    };
+    checked(code)?;
+    // 22803 is 2.28.3.
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 

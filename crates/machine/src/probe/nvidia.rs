@@ -78,6 +78,7 @@ fn stack(
         nvrtc: library("nvrtc"),
         cublaslt: library("cublaslt"),
         cudnn: library("cudnn"),
+        nccl: library("nccl"),
     }
 }
 

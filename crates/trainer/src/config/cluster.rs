@@ -18,6 +18,8 @@ section! {
         outer_momentum: f64 = Default(0.9), Under(0.0, 1.0);
         /// What gradients are rounded to on their way: `bf16` halves what a link has to carry
         wire: WireFormat = Default(WireFormat::F32), Any;
+        /// NCCL sums gradients between NVIDIA GPUs, where every rank has one of its own. `false`: through main memory, by MPI
+        nccl: bool = Default(true), Any;
         /// Every rank holds the optimizer's state of a part of the parameters (`ZeRO` stage 1), for full fine-tunes that do not fit one machine
         shard_optimizer: bool = Default(false), Any;
     }
@@ -47,6 +49,11 @@ pub(super) fn refuse_idle(
 ) -> Result<(), ConfigError> {
     if machine.deterministic {
         rows.leave_out("cluster.wire", "machine.deterministic = true")?;
+        rows.leave_out("cluster.nccl", "machine.deterministic = true")?;
+    } else if cluster.wire == WireFormat::Bf16 {
+        rows.leave_out("cluster.nccl", "cluster.wire = \"bf16\"")?;
+    } else if cluster.sync_every != Switch::Off {
+        rows.leave_out("cluster.nccl", "cluster.sync_every")?;
     }
     if cluster.shard_optimizer {
         refuse_sharding(cluster, train, optimizer, rows)?;

@@ -167,6 +167,7 @@ const EVERY_KEY: &[&str] = &[
     "machine.offload=blocks",
     "cluster.sync_every=4",
     "cluster.wire=bf16",
+    "cluster.nccl=false",
     "cluster.shard_optimizer=true",
     "output.folder=elsewhere",
     "output.name=2024",

@@ -78,6 +78,7 @@ mod tests {
             outer_learning_rate: 0.5,
             outer_momentum: 0.5,
             wire: WireFormat::F32,
+            nccl: true,
             shard_optimizer: false,
         };
         let mut outer = OuterOptimizer::new(&settings, &params).unwrap();

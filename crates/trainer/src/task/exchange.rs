@@ -7,9 +7,11 @@ use cluster::{Pending, World};
 use compute::ParamKey;
 
 use super::exact_sums::ExactSums;
+use super::gpu_sums::GpuSums;
 use super::gradient_sums::{GradientSums, OwnGradients};
 use super::session::Session;
 use super::traits::Task;
+use crate::config::cluster::{ClusterConfig, WireFormat};
 use crate::error::Result;
 use crate::model::host::to_vec;
 
@@ -52,10 +54,17 @@ impl<'a, T: Task> Session<'a, T> {
         Ok(())
     }
 
-    /// From now on [`Self::accumulate_last`] sends gradients to the other ranks, and [`Self::take_sums`] has their sums.
-    pub fn sum_over(&mut self, world: &'a World) {
-        let wire = self.config.cluster.wire;
-        self.sums = Some(GradientSums::new(world, wire, &self.adapters.params));
+    /// From now on [`Self::take_sums`] has the sums of gradients over all ranks: by NCCL between GPUs, or by MPI, to which
+    /// [`Self::accumulate_last`] sends them. Says which, where there was a choice.
+    pub fn sum_over(&mut self, world: &'a World) -> Result<Option<String>> {
+        let ClusterConfig { wire, nccl, .. } = self.config.cluster;
+        let is_wanted = nccl && wire == WireFormat::F32 && self.exact.is_none();
+        let (gpu_sums, said) = GpuSums::join(world, &self.device, is_wanted)?;
+        if gpu_sums.is_none() {
+            self.sums = Some(GradientSums::new(world, wire, &self.adapters.params));
+        }
+        self.gpu_sums = gpu_sums;
+        Ok(said)
     }
 
     /// This rank's part of a step is done, or given up: sends the gradients that were not sent yet, or zeros.
@@ -73,8 +82,11 @@ impl<'a, T: Task> Session<'a, T> {
 
     /// Waits until gradients are the sums over all ranks.
     pub fn take_sums(&mut self) -> Result<()> {
-        let Self { sums: Some(sums), gradients, exact, .. } = self else { return Ok(()) };
-        sums.take(&mut OwnGradients { gradients, exact })
+        let Self { device, adapters, sums, gpu_sums, gradients, exact, .. } = self;
+        if let Some(gpu_sums) = gpu_sums {
+            return gpu_sums.sum(device, &adapters.params, gradients);
+        }
+        sums.as_mut().map_or(Ok(()), |sums| sums.take(&mut OwnGradients { gradients, exact }))
     }
 
     /// Forgets what was sent of a step that some rank has given up.

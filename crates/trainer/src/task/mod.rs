@@ -6,6 +6,7 @@
 //! session.rs    Session: the model with its parameters, gradients, optimizer and EMA
 //! exchange.rs   gradients summed over ranks, weights averaged over them
 //! gradient_sums.rs    buckets of gradients that are summed while backward completes others
+//! gpu_sums.rs   gradients summed between GPUs by NCCL
 //! exact_sums.rs sums that do not depend on their order
 //! sharded.rs    an optimizer whose state is sharded over ranks
 //! fused_backward.rs   parameters updated within backward
@@ -16,6 +17,7 @@
 mod exact_sums;
 mod exchange;
 mod fused_backward;
+mod gpu_sums;
 mod gradient_sums;
 pub(crate) mod prefetch;
 pub(crate) mod seed;

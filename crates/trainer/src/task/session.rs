@@ -14,6 +14,7 @@ use weights::{BytesDoneFn, Catalog, TensorInfo};
 
 use super::exact_sums::ExactSums;
 use super::fused_backward::FusedBackward;
+use super::gpu_sums::GpuSums;
 use super::gradient_sums::{GradientSums, OwnGradients};
 use super::seed::{Purpose, seed};
 use super::traits::{Task, TrainableModel};
@@ -50,7 +51,7 @@ const UPDATE: &str = "update";
 
 /// A model in training.
 pub struct Session<'a, T: Task> {
-    device: Device,
+    pub(super) device: Device,
     task: &'a T,
     pub(super) config: &'a RunConfig,
     model: T::Model,
@@ -61,6 +62,8 @@ pub struct Session<'a, T: Task> {
     pub(super) exact: Option<ExactSums>,
     /// Their sums over all ranks, where there are others and they sum gradients.
     pub(super) sums: Option<GradientSums<'a>>,
+    /// The same, where NCCL sums.
+    pub(super) gpu_sums: Option<GpuSums<'a>>,
     fused: Option<FusedBackward>,
     pub(super) optimizer: Optimizer,
     /// Which parameters' state this rank holds, where it does not hold that of all.
@@ -164,6 +167,7 @@ impl<'a, T: Task> Session<'a, T> {
             },
             exact: None,
             sums: None,
+            gpu_sums: None,
             fused: is_fused.then(|| FusedBackward::new(device, params)).transpose()?,
             optimizer: Optimizer::new(
                 &config.optimizer,

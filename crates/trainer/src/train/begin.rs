@@ -46,12 +46,13 @@ pub(super) fn begin<'a, D: DataLoader>(
     let join =
         |world| DataParallel::join(world, config, &identity, &device_setup.name, progress.step);
     let parallel = device_setup.world.map(join).transpose()?;
+    let mut said_of_sums = None;
     if let Some(parallel) = &parallel {
         if config.machine.deterministic {
             session.sum_exactly();
         }
         if !parallel.is_local() {
-            session.sum_over(parallel.world());
+            said_of_sums = session.sum_over(parallel.world())?;
         }
         if progress.step == 0 {
             parallel.share_weights(&mut session)?;
@@ -98,6 +99,7 @@ pub(super) fn begin<'a, D: DataLoader>(
     // Memory of preparation and loading, after the event that starts the run.
     events.emit_all(meter.end().events)?;
     events.emit_all(data_parallel::told_local_steps(config))?;
+    events.emit_all(said_of_sums.map(|text| Event::Note { text }))?;
     for kind in warnings {
         events.emit(Event::Warning(Warning { step: progress.step, kind }))?;
     }

@@ -54,7 +54,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run is resumed: its length, its samples and outputs, and paths, whose contents
 /// are compared instead.
-const FREE_KEYS: [&str; 18] = [
+const FREE_KEYS: [&str; 19] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -72,6 +72,7 @@ const FREE_KEYS: [&str; 18] = [
     "text.cache",
     "train.micro_batch",
     "train.recompute",
+    "cluster.nccl",
     "cluster.shard_optimizer",
 ];
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];

@@ -313,7 +313,7 @@ fn a_step_whose_gradients_are_partly_sent_is_repeated_without_a_difference() {
             if run.config.machine.deterministic {
                 run.session.sum_exactly();
             }
-            run.session.sum_over(world);
+            assert_eq!(run.session.sum_over(world).unwrap(), None, "there is no GPU");
             let joined = DataParallel::join(world, run.config, &run.identity, "test", 0);
             run.parallel = Some(joined.unwrap());
             let (levels, start) = (run.pacing.levels.clone(), state(run));
