@@ -116,7 +116,7 @@ struct RopeRotation<'a> {
 impl<'a> RopeRotation<'a> {
     fn forward(form: &'a QkNormRopeConfig) -> Self {
         let rope = form.rope.as_ref().map(|(table, pairs)| (table.data::<f32>(), *pairs));
-        let angles = vec![0.0; form.head_width / 2];
+        let angles = vec![0.0; form.rotary_width() / 2];
         Self { rope, sign: 1.0, cos: angles.clone(), sin: angles }
     }
 
@@ -137,6 +137,7 @@ impl<'a> RopeRotation<'a> {
 
     #[inline(always)]
     fn apply(&self, head: &mut [f32]) {
+        let head = &mut head[..2 * self.cos.len()];
         let angles = self.cos.iter().zip(&self.sin);
         let turned = |a: f32, b: f32, cos: f32, sin: f32| (a * cos - b * sin, a * sin + b * cos);
         match self.rope {

@@ -53,7 +53,9 @@ impl QkNormRopeLaunch {
     fn new(form: &QkNormRopeConfig, tensors: [Option<&Tensor>; 4], n: usize) -> Self {
         let d = form.head_width;
         let tensors: Vec<&Tensor> = tensors.into_iter().flatten().collect();
-        let (pack, is_fit) = (pack(d, &tensors), d.is_power_of_two() && (16..=256).contains(&d));
+        let is_whole = form.rope.is_none() || form.rotary_width() == d;
+        let is_fit = is_whole && d.is_power_of_two() && (16..=256).contains(&d);
+        let pack = pack(d, &tensors);
         if pack > 1 && is_fit && n > 0 {
             return Self {
                 source: &PACKED,
@@ -95,7 +97,7 @@ pub fn weight_gradient(
 /// How many heads there are, and what all kernels are told last.
 struct CudaHeadArgs {
     n: usize,
-    rest: [CudaArg; 6],
+    rest: [CudaArg; 7],
 }
 
 impl CudaHeadArgs {
@@ -107,6 +109,7 @@ impl CudaHeadArgs {
             None => (1, RopePairs::Interleaved),
         };
         let half_split = pairs == RopePairs::HalfSplit;
-        Self { n, rest: arguments![n, d, per_row, table_rows, half_split, form.epsilon] }
+        let rotary = form.rotary_width();
+        Self { n, rest: arguments![n, d, per_row, table_rows, rotary, half_split, form.epsilon] }
     }
 }

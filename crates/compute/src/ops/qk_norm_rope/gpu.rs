@@ -67,7 +67,7 @@ fn variant(gpu: &GpuBackend, dtype: Dtype, form: &QkNormRopeConfig) -> GpuVarian
 /// How many heads there are, and what all kernels are told last.
 struct GpuHeadArgs {
     n: usize,
-    rest: [GpuArg<'static>; 4],
+    rest: [GpuArg<'static>; 5],
 }
 
 impl GpuHeadArgs {
@@ -79,6 +79,7 @@ impl GpuHeadArgs {
             None => (1, RopePairs::Interleaved),
         };
         let half_split = pairs == RopePairs::HalfSplit;
-        Self { n, rest: arguments![per_row, table_rows, half_split, form.epsilon] }
+        let rotary = form.rotary_width();
+        Self { n, rest: arguments![per_row, table_rows, rotary, half_split, form.epsilon] }
     }
 }

@@ -1,5 +1,5 @@
-// Norm and rotation of heads of D numbers, PER_ROW threads for each head. A head lies in shared memory while it
-// is turned, since the two numbers of a pair may be read by different threads.
+// Norm and rotation of heads of D numbers, of which the first p.rotary are turned. PER_ROW threads for each head, which
+// lies in shared memory while it is turned, since the two numbers of a pair may be read by different threads.
 
 var<workgroup> heads_now: array<f32, THREADS / PER_ROW * D>;
 
@@ -10,19 +10,19 @@ fn set_now(lane: u32, i: u32, x: f32) { heads_now[lane / PER_ROW * D + i] = x; }
 // The number at i once its pair is turned, forth or back.
 fn turned(lane: u32, head: u32, i: u32, sign: f32) -> f32 {
     let own = now(lane, i);
-    if !has_table() { return own; }
-    let half = D / 2u;
+    if !has_table() || i >= p.rotary { return own; }
+    let half = p.rotary / 2u;
     let is_second = select((i & 1u) == 1u, i >= half, p.half_split != 0u);
     let pair = select(i / 2u, i % half, p.half_split != 0u);
-    let partner = select(i ^ 1u, (i + half) % D, p.half_split != 0u);
+    let partner = select(i ^ 1u, (i + half) % p.rotary, p.half_split != 0u);
     // Where samples share a table it has a row per token.
-    let angles = head / p.n_heads % p.table_rows * D + 2u * pair;
+    let angles = head / p.n_heads % p.table_rows * p.rotary + 2u * pair;
     let sine = sign * table(angles + 1u);
     return own * table(angles) + select(-sine, sine, is_second) * now(lane, partner);
 }
 
 kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32, n_heads: u32,
-                    table_rows: u32, half_split: u32, epsilon: f32) {
+                    table_rows: u32, rotary: u32, half_split: u32, epsilon: f32) {
     let head = thread / PER_ROW;
     let first = head * D;
     let end = select(0u, D, head < p.heads);
@@ -48,8 +48,8 @@ kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32,
 // If the gradient of the weight is wanted, the workgroup leaves its sum of gradient * xn, the gradient turned back, in a
 // row of `partial` [workgroups, D], which another kernel adds up.
 kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], partial: mut [f32],
-                             heads: u32, share: u32, n_heads: u32, table_rows: u32, half_split: u32,
-                             epsilon: f32) {
+                             heads: u32, share: u32, n_heads: u32, table_rows: u32, rotary: u32,
+                             half_split: u32, epsilon: f32) {
     let last = min((group + 1u) * p.share, p.heads);
     var sums = array<f32, (D + PER_ROW - 1u) / PER_ROW>();
     for (var turn = group * p.share; turn < last; turn += THREADS / PER_ROW) {

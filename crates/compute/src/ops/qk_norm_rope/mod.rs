@@ -3,8 +3,9 @@
 //!
 //! y = R(x̂·weight) with x̂ = x / √(mean(x²) + ε),
 //!
-//! where R turns pairs of numbers by the angles of the token's position. The norm with its weight
-//! `[d]` and the rotation can each be left out.
+//! where R turns pairs of numbers by the angles of the token's position: of the whole head, or of its
+//! first numbers only, as many as the table is wide. The norm with its weight `[d]` and the rotation
+//! can each be left out.
 //!
 //! Saved for backward: x, and without a norm nothing. The norm is computed again.
 
@@ -191,12 +192,16 @@ fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<QkNormRopeConfig
         op.expect_vector("weight", weight.tensor(), head_width)?;
     }
     if let Some(Rope { table, .. }) = heads.rope {
-        op.expect_multiple("head width", head_width, 2)?;
+        let rotary = table.shape().width();
+        op.expect_multiple("width of table", rotary, 2)?;
+        let is_fit = rotary <= head_width && (rotary > 0 || head_width == 0);
+        let expected = format!("2 to the width of a head, {head_width}");
+        op.expect_range("width of table", &rotary, is_fit, &expected)?;
         op.expect_dtype("table", table, Dtype::F32)?;
         if table.shape().sizes().len() == 3 {
-            op.expect_shape("table", table, [samples, tokens, head_width])?;
+            op.expect_shape("table", table, [samples, tokens, rotary])?;
         } else {
-            op.expect_shape("table", table, [tokens, head_width])?;
+            op.expect_shape("table", table, [tokens, rotary])?;
         }
     }
     Ok(QkNormRopeConfig {
@@ -212,6 +217,13 @@ struct QkNormRopeConfig {
     head_width: usize,
     epsilon: f32,
     rope: Option<(Tensor, RopePairs)>,
+}
+
+impl QkNormRopeConfig {
+    /// How many numbers of a head are turned.
+    fn rotary_width(&self) -> usize {
+        self.rope.as_ref().map_or(0, |(table, _)| table.shape().width())
+    }
 }
 
 fn remat(x: &Var, weight: Option<&Var>, form: QkNormRopeConfig) -> Remat {

@@ -1,5 +1,6 @@
 // Norm and rotation of heads of D numbers, a power of two, of which each thread has P: D / P threads share a
-// head, and a warp has several heads. The same as in `kernel.cu`, with a head read once.
+// head, and a warp has several heads. The same as in `kernel.cu`, with a head read once; the whole head is turned, or nothing
+// of it.
 
 #define SHARE (D / P)
 
@@ -58,7 +59,7 @@ DEVICE float inverse_root(const float (&x)[P], float epsilon) {
 }
 
 KERNEL qk_norm_rope(const X* x, const float* weight, const float* table, X* y, u64 heads, u64 d,
-                    u64 n_heads, u64 table_rows, int half_split, float epsilon) {
+                    u64 n_heads, u64 table_rows, u64 rotary, int half_split, float epsilon) {
     Part p = part(heads, n_heads, table, table_rows);
     float a[P], w[P];
     load(x + p.at, a);
@@ -73,7 +74,7 @@ KERNEL qk_norm_rope(const X* x, const float* weight, const float* table, X* y, u
 
 // In place: the gradient of the result becomes that of x.
 KERNEL qk_norm_rope_backward(const X* x, const float* weight, const float* table, X* gradient,
-                             u64 heads, u64 d, u64 n_heads, u64 table_rows, int half_split,
+                             u64 heads, u64 d, u64 n_heads, u64 table_rows, u64 rotary, int half_split,
                              float epsilon) {
     Part p = part(heads, n_heads, table, table_rows);
     float a[P], g[P], w[P];

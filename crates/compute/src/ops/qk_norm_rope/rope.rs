@@ -7,14 +7,15 @@ use crate::Tensor;
 /// (a, b) becomes (a·cos - b·sin, a·sin + b·cos).
 #[derive(Clone, Copy)]
 pub struct Rope<'a> {
-    /// The cos and sin of each pair's angle, one after the other: f32, [tokens, head width], or
-    /// [samples, tokens, head width] where samples differ. [`rope_table`] makes one.
+    /// The cos and sin of each pair's angle, one after the other: f32, [tokens, width], or
+    /// [samples, tokens, width] where samples differ. Heads are turned in their first `width` numbers.
+    /// [`rope_table`] makes one.
     pub table: &'a Tensor,
     /// Which numbers of a head make a pair.
     pub pairs: RopePairs,
 }
 
-/// Which numbers of a head of width d make a pair.
+/// Which of the first d numbers of a head, those that are turned, make a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
     /// 2i and 2i + 1, as in FLUX and Qwen-Image.
