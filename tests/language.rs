@@ -28,14 +28,18 @@ fn of(name: &str) -> String {
 
 #[test]
 fn language_models_are_those_of_the_reference() {
-    for folder in ["llama", "llama3", "qwen2", "qwen3"] {
+    for folder in ["llama", "llama3", "qwen2", "qwen3", "phi3", "phi4", "phi4_long"] {
         for dtype in ["f32", "bf16", "f16"] {
             let page = printed(&["verify", &of(folder), "--dtype", dtype]);
             assert!(page.contains("within tolerance"), "{page}");
         }
+    }
+    for folder in ["llama", "llama3", "qwen2", "qwen3", "phi4"] {
         printed(&["verify", &of(folder), "--quantise", "int8"]);
     }
-    printed(&["verify", &of("qwen2"), "--adapter", &of("qwen2/peft")]);
+    for name in ["qwen2", "phi3"] {
+        printed(&["verify", &of(name), "--adapter", &of(&format!("{name}/peft"))]);
+    }
     // The rows of queries and keys lie in another order there, but for those of Qwen.
     for name in ["llama", "qwen3"] {
         let (weights, data) =

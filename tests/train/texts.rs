@@ -51,6 +51,16 @@ impl Place {
         place
     }
 
+    /// With the model of another family.
+    fn with_model(family: &str) -> Self {
+        let place = Self::new();
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama");
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(golden.join(family).join(name), place.path("model").join(name)).unwrap();
+        }
+        place
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -100,6 +110,41 @@ fn a_run_resumes_as_if_it_had_not_stopped() {
     let card = fs::read_to_string(whole.join("README.md")).unwrap();
     for said in ["library_name: peft", "PeftModel.from_pretrained", "trained on 8 sequences"] {
         assert!(card.contains(said), "{said} is not in {card}");
+    }
+}
+
+/// Families whose layers are others than Llama's: plan, resume, and an adapter that is used.
+#[test]
+fn every_family_learns_as_planned_and_resumes() {
+    for family in ["phi3"] {
+        let place = Place::with_model(family);
+        let set = ["text.length=24", "train.batch_size=2", "adapter.rank=2"];
+        let both = |steps: &'static str| [&set[..], &[steps]].concat();
+        let whole = place.train("whole", &both("train.steps=6"), &[]);
+        place.train("parts", &both("train.steps=3"), &[]);
+        let parts = place.train("parts", &both("train.steps=6"), &["--resume"]);
+        let file = "adapter/peft/adapter_model.safetensors";
+        assert!(result(&whole, file) == result(&parts, file), "{family}: other bytes");
+        let events = events(&whole);
+        let [taken, planned] = check_memory(&events);
+        assert_eq!(taken, planned, "{family}");
+        let found = losses(&events);
+        assert!(found[5] < found[0] - 0.05, "{family}: {found:?}");
+        for quantised in ["nf4", "int8"] {
+            let quantise = format!("base.quantise={quantised}");
+            let run =
+                place.train(quantised, &[&both("train.steps=2")[..], &[&quantise]].concat(), &[]);
+            let [taken, planned] = check_memory(&super::events(&run));
+            assert_eq!(taken, planned, "{family} {quantised}");
+        }
+        let full =
+            place.train("full", &["text.length=24", "adapter.kind=full", "train.steps=2"], &[]);
+        let [taken, planned] = check_memory(&super::events(&full));
+        assert_eq!(taken, planned, "{family} full");
+        let model = place.path("model");
+        let asked = ["sample", "--base", text(&model), "--prompt", "fire", "--max-tokens", "20"];
+        let adapted = [&asked[..], &["--adapter", text(&whole)]].concat();
+        assert_ne!(printed(&adapted), printed(&asked), "{family}");
     }
 }
 

@@ -1,6 +1,7 @@
 """Makes tiny models with tokenizers of every kind that GGUF files are written for, and proves the files.
 
     python generate.py                     makes the folders
+    python generate.py --only NAME         makes one of them
     python generate.py --prove PROGRAM     writes GGUF files by `PROGRAM convert` and compares
 
 Made with Python 3.11, torch 2.15, transformers 5.22.2, tokenizers 0.23.3 and safetensors from PyPI, with
@@ -106,14 +107,20 @@ MODELS = {
     "pieces": (transformers.MistralConfig, sentence_pieces, dict(sliding_window=None, **rope())),
     "qwen2": (transformers.Qwen2Config, qwen_2, dict(tie_word_embeddings=True, **rope())),
     "qwen3": (transformers.Qwen3Config, qwen_2, dict(head_dim=16, **rope())),
+    "phi3": (transformers.Phi3Config, sentence_pieces,
+             dict(pad_token_id=0, sliding_window=100, original_max_position_embeddings=64,
+                  **rope("longrope", short_factor=[1.0, 1.25, 1.5], long_factor=[1.0, 2.5, 6.0],
+                         partial_rotary_factor=0.75, original_max_position_embeddings=64))),
 }
-ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "phi3": gguf.MODEL_ARCH.PHI3}
+PIECES = ["pieces", "phi3"]
+ROPE_FACTORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 def make(name, seed):
     family, tokenizer, more = MODELS[name]
     tokenizer = tokenizer()
-    ends = dict(bos_token_id=1, eos_token_id=2) if name == "pieces" else dict(bos_token_id=1, eos_token_id=0)
+    ends = dict(bos_token_id=1, eos_token_id=2) if name in PIECES else dict(bos_token_id=1, eos_token_id=0)
     config = family(vocab_size=(tokenizer.get_vocab_size() // 32 + 1) * 32, **SIZES, **ends, **more)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -125,7 +132,7 @@ def make(name, seed):
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = dict(bos_token="<s>", eos_token="</s>") if name == "pieces" else \
+    special = dict(bos_token="<s>", eos_token="</s>") if name in PIECES else \
         dict(bos_token="<|begin|>", eos_token="<|end|>")
     settings = dict(tokenizer_class="PreTrainedTokenizerFast", clean_up_tokenization_spaces=False, **special)
     if name == "qwen2":
@@ -168,7 +175,7 @@ def prove(program, name, format, allowed):
                        stdout=subprocess.DEVNULL)
         reader = gguf.GGUFReader(path)
         called = set(json.loads((HERE / "expected.json").read_text())[name]["tensors"].values())
-        assert {tensor.name for tensor in reader.tensors} - {"rope_freqs.weight"} == called
+        assert {tensor.name for tensor in reader.tensors} - ROPE_FACTORS == called
         llama = open_llama(path)
         found = llama.tokenize(TEXT.encode(), add_bos=True, special=True)
         assert found == ids, f"{name}: ids {found}, expected {ids}"
@@ -266,9 +273,12 @@ def prove_folder(program, name):
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--prove", metavar="PROGRAM")
-    program = arguments.parse_args().prove
+    arguments.add_argument("--only", metavar="NAME")
+    arguments = arguments.parse_args()
+    program = arguments.prove
     if not program:
-        expected = {name: make(name, seed) for seed, name in enumerate(MODELS)}
+        expected = json.loads((HERE / "expected.json").read_text()) if arguments.only else {}
+        expected |= {name: make(name, seed) for seed, name in enumerate(MODELS) if arguments.only in (None, name)}
         (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
         return
     # llama.cpp keeps keys and values in f16, and rounds what meets a matrix to the matrix's format.

@@ -37,9 +37,20 @@ NEW_TOKENS = 16
 COMMON = dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = ATTENTION + ["gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+SMALL = COMMON | dict(vocab_size=272, hidden_size=48, intermediate_size=80, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0)
 
-# Every branch once: tied and untied, biases, norms of heads, both scalings,
-# heads that are wider than the model, keys that are shared by all queries.
+
+def longrope(original):
+    """Phi-4-mini's: 12 of the 16 numbers of a head are turned, by factors for texts up to `original` tokens and beyond."""
+    return dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                original_max_position_embeddings=original, short_factor=[1.0, 1.125, 1.25, 1.5, 1.5, 2.0],
+                long_factor=[1.0, 1.5, 3.0, 6.5, 12.0, 20.25])
+
+
+# Every branch once: tied and untied, biases, norms of heads, all scalings,
+# heads that are wider than the model, keys that are shared by all queries,
+# layers that are fused.
 MODELS = {
     "llama3": dict(
         config=transformers.LlamaConfig(
@@ -63,6 +74,36 @@ MODELS = {
             rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
         ),
         targets=ATTENTION, seed=3, is_dora=True,
+    ),
+    "phi3": dict(
+        config=transformers.Phi3Config(**SMALL, max_position_embeddings=128), targets=FUSED, seed=4, saves_adapter=True,
+    ),
+    "phi4": dict(
+        config=transformers.Phi3Config(
+            **SMALL, max_position_embeddings=256, original_max_position_embeddings=64, tie_word_embeddings=True,
+            rope_parameters=longrope(64),
+        ),
+        targets=FUSED, seed=5,
+    ),
+    # The same beyond the original context.
+    "phi4_long": dict(
+        config=transformers.Phi3Config(
+            **SMALL, max_position_embeddings=256, original_max_position_embeddings=16, tie_word_embeddings=True,
+            rope_parameters=longrope(16),
+        ),
+        targets=["qkv_proj"], seed=5,
+    ),
+    # Two of three layers see 8 tokens; heads are wider than the model, and q·k is scaled by something else.
+    "gemma3": dict(
+        config=transformers.Gemma3TextConfig(
+            **SMALL | dict(num_hidden_layers=3), head_dim=32, max_position_embeddings=256, query_pre_attn_scalar=24,
+            sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+                full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
+            ),
+        ),
+        targets=ALL, seed=6, saves_adapter=True,
     ),
 }
 
@@ -163,6 +204,24 @@ def make(name):
         model.save_pretrained(folder / "peft")
         (folder / "peft/README.md").unlink(missing_ok=True)
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def make_gemma3_vision():
+    """The text model of gemma3 as a part of one with a vision tower, whose results with texts are the same."""
+    text = AutoConfig.from_pretrained(HERE / "gemma3")
+    vision = transformers.SiglipVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                             num_attention_heads=2, image_size=28, patch_size=14)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4,
+                                       boi_token_index=3, eoi_token_index=4, image_token_index=5)
+    model = randomise(transformers.Gemma3ForConditionalGeneration(config), 7)
+    model.model.language_model.load_state_dict(AutoModelForCausalLM.from_pretrained(HERE / "gemma3").model.state_dict())
+    golden = load_file(HERE / "gemma3/golden.safetensors")
+    with torch.no_grad():
+        logits = model(input_ids=golden["in.input_ids"]).logits
+    assert apart({"x": golden["out.logits"]}, {"x": logits}) < 1e-6
+    shutil.rmtree(HERE / "gemma3_vision", ignore_errors=True)
+    model.save_pretrained(HERE / "gemma3_vision")
+    (HERE / "gemma3_vision/generation_config.json").unlink(missing_ok=True)
 
 
 def permute(weight, n_heads):
@@ -290,7 +349,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", nargs="*")
     arguments = parser.parse_args()
-    names = arguments.only or ["llama", *MODELS, *(f"{name}.gguf" for name in GGUFS), "sampling"]
+    names = arguments.only or ["llama", *MODELS, "gemma3_vision", *(f"{name}.gguf" for name in GGUFS), "sampling"]
     for name in names:
         if name == "sampling":
             if not arguments.check:
@@ -303,6 +362,9 @@ def main():
                 make_gguf(stem)
             stored = load_file(HERE / f"{stem}_gguf.safetensors")
             print(f"{name:12} {apart(stored, gguf_results(stem)):.1e}")
+            continue
+        if name == "gemma3_vision":
+            make_gemma3_vision()
             continue
         if name in MODELS and not arguments.check:
             make(name)

@@ -1,5 +1,7 @@
 //! `[adapter]`: which layers get an adapter, and of what size.
 
+use std::path::Path;
+
 use super::error::ConfigError;
 use super::optimizer::OptimizerConfig;
 use super::section::{Key, ResolvedKeys, Section, read_table, section};
@@ -126,8 +128,8 @@ impl AdapterConfig {
     }
 
     /// The one that a job has which says nothing of it but its kind.
-    pub(crate) fn default_for(material: &TrainingData) -> Self {
-        let targets = material.default_targets().unwrap_or_else(default_targets);
+    pub(crate) fn default_for(material: &TrainingData, base: &Path) -> Self {
+        let targets = material.default_targets(base).unwrap_or_else(default_targets);
         let target = |pattern| AdapterTarget {
             pattern,
             rank: DEFAULT_RANK,
@@ -145,6 +147,7 @@ impl AdapterConfig {
     pub(super) fn new(
         keys: AdapterKeys,
         material: &TrainingData,
+        base: &Path,
         family: Option<&DiffusionFamily>,
         optimizer: &OptimizerConfig,
         rows: &mut ResolvedKeys,
@@ -182,11 +185,11 @@ impl AdapterConfig {
             let usual = TargetNames(family.targets());
             rows.of_family(family, "adapter.targets", &mut targets, usual);
         }
-        if let Some(usual) = material.default_targets().filter(|_| is_free) {
+        if let Some(usual) = material.default_targets(base).filter(|_| is_free) {
             targets = TargetNames(usual);
         }
         let is_free = is_free || targets.is_presets() && !targets.0.is_empty();
-        let presets = material.target_presets(family);
+        let presets = material.target_presets(family, base);
         let TargetNames(targets) = targets.expand(presets, rows.origin("adapter.targets"))?;
         rows.replace("adapter.targets", &targets);
         if targets.is_empty() && pattern.is_empty() {

@@ -257,7 +257,7 @@ impl RawConfig {
         let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
         let mut optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::apply_defaults(&mut optimizer, material.preference().is_some(), rows);
-        let adapter = AdapterConfig::new(adapter, &material, family, &optimizer, rows)?;
+        let adapter = AdapterConfig::new(adapter, &material, &base.path, family, &optimizer, rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         optimizer::refuse_schedule_free(&optimizer, &train, rows)?;
         base::apply_fp8(&mut base, adapter.kind, rows)?;

@@ -107,19 +107,6 @@ const IMAGE_ONLY_KEYS: [&str; 25] = [
 /// Keys that mean nothing where a model makes images.
 const VIDEO_KEYS: [&str; 4] = ["data.frames", "data.fps", "data.segments", "sample.frames"];
 
-/// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
-/// 2305.14314, section 4).
-const TEXT_TARGETS: [&str; 7] =
-    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-
-const TEXT_ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
-
-/// Language models' own.
-const TEXT_PRESETS: &[TargetPreset] = &[
-    TargetPreset { name: "attention", patterns: &[&TEXT_ATTENTION] },
-    TargetPreset { name: "all", patterns: &[&TEXT_TARGETS] },
-];
-
 impl TrainingData {
     /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
     pub(super) fn decide(
@@ -258,10 +245,10 @@ impl TrainingData {
     }
 
     /// Layers that get an adapter unless told otherwise.
-    pub(super) fn default_targets(&self) -> Option<Vec<String>> {
+    pub(super) fn default_targets(&self, base: &Path) -> Option<Vec<String>> {
         match self {
             Self::Images { .. } => None,
-            Self::Texts { .. } => Some(TEXT_TARGETS.map(str::to_owned).into()),
+            Self::Texts { .. } => Some(kind::language_family(base).default_targets()),
         }
     }
 
@@ -269,12 +256,13 @@ impl TrainingData {
     pub(super) fn target_presets(
         &self,
         family: Option<&DiffusionFamily>,
+        base: &Path,
     ) -> &'static [TargetPreset] {
         match self {
             Self::Images { .. } => {
                 family.map_or(DiffusionFamily::fallback().target_presets, |it| it.target_presets)
             }
-            Self::Texts { .. } => TEXT_PRESETS,
+            Self::Texts { .. } => kind::language_family(base).target_presets(),
         }
     }
 

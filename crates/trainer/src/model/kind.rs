@@ -13,8 +13,8 @@ use super::diffusion::denoiser::{DenoiserConfig, FAMILIES};
 use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
 use super::diffusion::paths::PartPaths;
 use super::llama::language_model::LanguageModel;
-use super::llama::names;
 use super::llama::published::PublishedLlama;
+use super::llama::{LanguageFamily, names};
 use super::vae::VaeConfig;
 use super::{component, config, hub};
 use crate::error::{Result, TrainerError};
@@ -24,7 +24,7 @@ use crate::error::{Result, TrainerError};
 pub enum ModelKind {
     /// A diffusion model of a family that hearth knows, as a folder or a checkpoint.
     Image,
-    /// Llama, Mistral, Qwen2 or Qwen3, as a folder or a GGUF file.
+    /// A language model of a family that hearth knows, as a folder or a GGUF file.
     Language,
     /// Qwen2.5-VL, as a folder.
     VisionLanguage,
@@ -86,6 +86,21 @@ pub fn is_language_or_named(path: &Path) -> bool {
     if hub::is_ready(path) { is_language(path) } else { PublishedLlama::by_path(path).is_some() }
 }
 
+/// The family of the language model at a path, or of the published one that it is named after; Llama, as presets are, where
+/// that cannot be detected. Reads only headers.
+pub fn language_family(path: &Path) -> LanguageFamily {
+    let found = if path.is_dir() && hub::is_ready(path) {
+        let settings = settings(path).unwrap_or_default();
+        settings["model_type"].as_str().and_then(LanguageFamily::of_model_type)
+    } else if let Ok(catalog) = Catalog::open(path) {
+        let architecture = catalog.metadata.get("general.architecture");
+        architecture.and_then(|name| LanguageFamily::of_architecture(name))
+    } else {
+        PublishedLlama::by_path(path).map(|model| model.config().family)
+    };
+    found.unwrap_or(LanguageFamily::Llama)
+}
+
 /// Refuses a path that holds another kind of model than is needed.
 pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     let (found, hint) = match detect(path) {
@@ -100,7 +115,7 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     };
     let expected = match needed {
         ModelKind::Image => IMAGE_MODELS,
-        ModelKind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
+        ModelKind::Language => "a Llama, Mistral, Qwen2, Qwen3 or Phi-3 language model",
         ModelKind::VisionLanguage => "a Qwen2.5-VL model",
         ModelKind::Clip => "a CLIP model",
     };
@@ -142,7 +157,7 @@ fn is_diffusers_part(folder: &Path) -> bool {
 const IMAGE_MODELS: &str =
     "an SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 or Z-Image model";
 const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
-                      Llama, Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
+                      Llama, Mistral, Qwen2, Qwen3 and Phi-3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
 /// The remedy for a model that writes no captions.
@@ -238,7 +253,7 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
     let part = settings["_class_name"].as_str();
     let class = part.or_else(|| settings["architectures"][0].as_str());
     let kind = settings["model_type"].as_str().unwrap_or_default();
-    if part.is_none() && ["llama", "mistral", "qwen2", "qwen3"].contains(&kind) {
+    if part.is_none() && LanguageFamily::of_model_type(kind).is_some() {
         let name = format!("a language model ({})", class.unwrap_or(kind));
         return Some(DetectedModel::Known(ModelKind::Language, name));
     }

@@ -45,7 +45,9 @@ const CHANGES: [ConfigChange; 13] = [
             target.rank = target.rank.min(LOW_RANK);
         }
     }),
-    ("adapter.kind", "\"lora\"", |job| job.adapter = AdapterConfig::default_for(&job.data)),
+    ("adapter.kind", "\"lora\"", |job| {
+        job.adapter = AdapterConfig::default_for(&job.data, &job.base.path)
+    }),
 ];
 
 /// Changes that mean nothing with an adapter.

@@ -131,7 +131,7 @@ mod tests {
     /// Texts of transformers, which decodes greedily, and each text as if it were alone.
     #[test]
     fn texts_of_a_group_are_as_if_each_were_alone() {
-        for name in ["llama3", "qwen2", "qwen3"] {
+        for name in ["llama3", "qwen2", "qwen3", "phi3", "phi4", "phi4_long"] {
             let base = LanguageModel::open(&golden(name)).unwrap();
             let device = Device::cpu(2, 64 << 20).unwrap();
             let precision = Precision::plain(Dtype::F32);

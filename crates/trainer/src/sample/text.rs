@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn texts_are_those_of_transformers() {
-        for name in ["llama3", "qwen2", "qwen3"] {
+        for name in ["llama3", "qwen2", "qwen3", "phi3", "phi4", "phi4_long"] {
             let (base, request) = (LanguageModel::open(&golden(name)).unwrap(), request(name, 16));
             let expected = ids(name, "greedy");
             assert_eq!(text_of(&base, &request, &|_| false), expected, "{name}");

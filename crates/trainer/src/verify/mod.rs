@@ -155,7 +155,7 @@ pub fn verify(
         return Ok(nearest.expect("there is at least one size"));
     }
     let (n_weights, comparisons) = match class.as_str() {
-        "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM" => {
+        class if llama::LanguageFamily::of_class(class).is_some() => {
             let config = config::read_checked(&path, llama::LlamaConfig::check)?;
             let layout = llama::names::layout_of(&catalog, &config);
             verifier.compare(&layout, |build| Llama::new(&config, build))?

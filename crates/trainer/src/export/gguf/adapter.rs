@@ -8,7 +8,6 @@ use weights::Catalog;
 use weights::gguf::write::{self, GgufFormat, GgufTensor, GgufValue};
 use weights::load::load_f32;
 
-use super::architecture;
 use crate::error::{Result, TrainerError};
 use crate::export::kept_if_equal;
 use crate::model::adapter::LayerWeights;
@@ -93,7 +92,7 @@ fn bake_scales<'a>(layers: impl Iterator<Item = &'a LayerWeights>, values: &mut 
 fn metadata(base: &LanguageModel, name: &str, alpha: Option<f32>) -> Vec<(String, GgufValue)> {
     let text = |text: &str| GgufValue::Text(text.into());
     let all = [
-        ("general.architecture", text(architecture(base.config.family))),
+        ("general.architecture", text(base.config.family.architecture())),
         ("general.type", text("adapter")),
         ("general.name", text(name)),
         ("adapter.type", text("lora")),

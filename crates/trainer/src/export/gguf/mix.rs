@@ -79,6 +79,8 @@ impl GgufMix {
             }
             ("attn_v", Self::Q4KS) if index < 4 => GgufFormat::Q5K,
             ("ffn_down", Self::Q4KS) if index < n_layers / 8 => GgufFormat::Q5K,
+            ("attn_qkv", Self::Q4KM) => GgufFormat::Q5K,
+            ("attn_qkv", Self::Q5KM) => GgufFormat::Q6K,
             ("attn_v", Self::Q4KM | Self::Q4KS) if is_70b(config) => GgufFormat::Q5K,
             _ => most,
         }
@@ -121,7 +123,7 @@ fn is_70b(config: &LlamaConfig) -> bool {
         && match config.family {
             LanguageFamily::Llama | LanguageFamily::Mistral => shares_values,
             LanguageFamily::Qwen2 => true,
-            LanguageFamily::Qwen3 => false,
+            LanguageFamily::Qwen3 | LanguageFamily::Phi3 => false,
         }
 }
 

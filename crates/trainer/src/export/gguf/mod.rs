@@ -23,7 +23,7 @@ use self::mix::MixedFormat;
 use self::reader::MergedReader;
 use crate::error::{Result, TrainerError};
 use crate::model::llama::language_model::LanguageModel;
-use crate::model::llama::names::{self, ROPE_FACTORS};
+use crate::model::llama::names::{self, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use crate::model::llama::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 use crate::text::Tokenizer;
 
@@ -63,8 +63,8 @@ pub fn write(
     metadata.extend(vocabulary::metadata(model.tokenizer, model.config)?);
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     let mut summary = GgufSummary::default();
-    if let Some(divisors) = divisors(model.config) {
-        let (name, shape) = (ROPE_FACTORS.into(), vec![divisors.len() as u64]);
+    for (name, divisors) in divisors(model.config) {
+        let (name, shape) = (name.to_owned(), vec![divisors.len() as u64]);
         tensors.push(GgufTensor { name, shape, format: GgufFormat::F32 });
         sources.push(GgufTensorSource::Divisors(divisors));
     }
@@ -123,17 +123,8 @@ pub fn write_model(
 /// What `general.quantization_version` says. Taken: `GGML_QNT_VERSION`.
 const BLOCKS_VERSION: u32 = 2;
 
-/// A family's name in GGUF, where Mistral is `llama`.
-fn architecture(family: LanguageFamily) -> &'static str {
-    match family {
-        LanguageFamily::Llama | LanguageFamily::Mistral => "llama",
-        LanguageFamily::Qwen2 => "qwen2",
-        LanguageFamily::Qwen3 => "qwen3",
-    }
-}
-
 fn settings(model: GgufModel<'_>, mix: GgufMix) -> Vec<(String, GgufValue)> {
-    let (config, architecture) = (model.config, architecture(model.config.family));
+    let (config, architecture) = (model.config, model.config.family.architecture());
     let mut all = vec![
         ("general.architecture".to_owned(), GgufValue::Text(architecture.into())),
         ("general.name".to_owned(), GgufValue::Text(model.name.into())),
@@ -152,23 +143,44 @@ fn settings(model: GgufModel<'_>, mix: GgufMix) -> Vec<(String, GgufValue)> {
         ("attention.key_length", size(config.head_dim)),
         ("attention.value_length", size(config.head_dim)),
         ("attention.layer_norm_rms_epsilon", GgufValue::F32(config.rms_norm_eps)),
-        ("rope.dimension_count", size(config.head_dim)),
+        ("rope.dimension_count", size(config.rotary_dim)),
         ("rope.freq_base", GgufValue::F32(config.rope.theta as f32)),
     ];
-    if let RopeScaling::Linear { factor } = config.rope.scaling {
-        of_family.push(("rope.scaling.type", GgufValue::Text("linear".into())));
-        of_family.push(("rope.scaling.factor", GgufValue::F32(factor as f32)));
+    match &config.rope.scaling {
+        RopeScaling::None | RopeScaling::Llama3 { .. } => {}
+        RopeScaling::Linear { factor } => {
+            of_family.push(("rope.scaling.type", GgufValue::Text("linear".into())));
+            of_family.push(("rope.scaling.factor", GgufValue::F32(*factor as f32)));
+        }
+        RopeScaling::LongRope(long) => {
+            let original = size(long.original_max_position_embeddings);
+            let attention_factor = GgufValue::F32(long.attention_factor as f32);
+            of_family.push(("rope.scaling.original_context_length", original));
+            of_family.push(("rope.scaling.attn_factor", attention_factor));
+        }
+    }
+    if config.family == LanguageFamily::Phi3 {
+        of_family.push(("attention.sliding_window", size(config.window.unwrap_or(0))));
     }
     all.extend(of_family.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
     all
 }
 
 /// Divisors of the `RoPE` frequencies, where llama.cpp does not compute them itself.
-fn divisors(config: &LlamaConfig) -> Option<Vec<f32>> {
-    let RopeScaling::Llama3 { .. } = config.rope.scaling else { return None };
-    let plain = RopeConfig { scaling: RopeScaling::None, ..config.rope }.axis(config.head_dim);
-    let divisor = |frequency: &f64| config.rope.scaling.divisor(*frequency) as f32;
-    Some(plain.frequencies.iter().map(divisor).collect())
+fn divisors(config: &LlamaConfig) -> Vec<(&'static str, Vec<f32>)> {
+    let RopeConfig { theta, scaling } = &config.rope;
+    let plain = RopeConfig { theta: *theta, scaling: RopeScaling::None }.axis(config.rotary_dim, 0);
+    let of_texts = |length: usize| {
+        let pairs = plain.frequencies.iter().enumerate();
+        pairs.map(|(pair, frequency)| scaling.divisor(pair, *frequency, length) as f32).collect()
+    };
+    match scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } => Vec::new(),
+        RopeScaling::Llama3 { .. } => vec![(ROPE_FACTORS, of_texts(0))],
+        RopeScaling::LongRope(_) => {
+            vec![(LONG_FACTORS, of_texts(usize::MAX)), (SHORT_FACTORS, of_texts(0))]
+        }
+    }
 }
 
 /// A tensor's name there.

@@ -18,6 +18,9 @@ struct ExpectedGguf {
     ids: Vec<u32>,
 }
 
+/// Rotary factors, which no tensor of the folder is for.
+const FACTORS: [&str; 3] = [ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS];
+
 /// As in the script.
 const TEXT: &str = "The fire in the hearth burnt low; it's 1234 o'clock!\n\n  Größe, naïve, 日本.";
 
@@ -43,7 +46,7 @@ fn check(name: &str, expected: &ExpectedGguf) {
     };
     assert_eq!(ours.config, LlamaConfig { family, ..theirs.config.clone() }, "{name}");
     let (ours, theirs) = (ours.catalog().unwrap(), theirs.catalog().unwrap());
-    let is_own = |tensor: &&weights::TensorInfo| tensor.name != ROPE_FACTORS;
+    let is_own = |tensor: &&weights::TensorInfo| !FACTORS.contains(&tensor.name.as_str());
     assert_eq!(ours.tensors.iter().filter(is_own).count(), expected.tensors.len(), "{name}");
     for (theirs_name, ours_name) in &expected.tensors {
         let [mut ours, mut theirs] =
@@ -68,7 +71,7 @@ fn values(catalog: &Catalog, name: &str) -> Vec<f32> {
 fn names_values_and_tokens_are_read_back() {
     let text = std::fs::read_to_string(golden("expected.json")).unwrap();
     let all: BTreeMap<String, ExpectedGguf> = serde_json::from_str(&text).unwrap();
-    assert_eq!(all.len(), 6);
+    assert_eq!(all.len(), 7);
     for (name, expected) in &all {
         check(name, expected);
     }
@@ -290,7 +293,7 @@ fn an_adapter_fits_the_base_that_was_written() {
 fn a_file_becomes_a_folder_with_its_values() {
     use crate::export::language::write_merged;
 
-    for name in ["llama", "llama3", "pieces", "qwen2", "qwen3"] {
+    for name in ["llama", "llama3", "pieces", "qwen2", "qwen3", "phi3"] {
         let (folder, ours, tokenizer) = written(name, GgufMix::F32);
         let out = folder.path().join("model");
         write_merged(&ours, &tokenizer, weights::FileDtype::F32, &out, &|_| true).unwrap();
@@ -313,7 +316,7 @@ fn a_file_becomes_a_folder_with_its_values() {
                 values(direct.catalog().unwrap(), &tensor.name)
             );
         }
-        assert!(summary.formats["Q8_0"] > 10 && summary.fallbacks.is_empty());
+        assert!(summary.formats["Q8_0"] >= 10 && summary.fallbacks.is_empty());
     }
 }
 

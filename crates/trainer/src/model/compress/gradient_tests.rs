@@ -49,6 +49,7 @@ fn config(estimator: Estimator) -> CompressorConfig {
     let mut trunk = LlamaPreset::Tiny.config(64);
     (trunk.hidden_size, trunk.intermediate_size, trunk.num_hidden_layers) = (16, 32, 1);
     (trunk.num_attention_heads, trunk.num_key_value_heads, trunk.head_dim) = (2, 2, 8);
+    trunk.rotary_dim = 8;
     CompressorConfig {
         model_type: CompressorType::Compressor,
         trunk,

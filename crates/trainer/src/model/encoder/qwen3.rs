@@ -49,6 +49,7 @@ impl Qwen3Config {
             num_attention_heads: 32,
             num_key_value_heads: 8,
             head_dim: 128,
+            rotary_dim: 128,
             max_position_embeddings: 40_960,
             rms_norm_eps: 1e-6,
             rope: RopeConfig { theta: 1e6, scaling: RopeScaling::None },

@@ -4,9 +4,11 @@
 //! Written back, rotary settings use the keys of transformers before version 5, which later ones read
 //! too.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
+use super::{LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling};
 
 /// The file's keys, those that matter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,8 +33,11 @@ pub(super) struct LlamaConfigJson {
     rope_scaling: Option<RopeScalingJson>,
     #[serde(skip_serializing)]
     rope_parameters: Option<RopeScalingJson>,
-    #[serde(skip_serializing)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     partial_rotary_factor: Option<f64>,
+    /// Phi-3's, for `LongRoPE`; others have it among the rotary settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<usize>,
     #[serde(default)]
     tie_word_embeddings: bool,
     attention_bias: Option<bool>,
@@ -68,6 +73,12 @@ struct RopeScalingJson {
     original_max_position_embeddings: Option<usize>,
     #[serde(skip_serializing)]
     partial_rotary_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    short_factor: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_factor: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_factor: Option<f64>,
 }
 
 /// One token or several.
@@ -104,6 +115,7 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
         let heads = written.num_attention_heads;
         let rope = written.rope()?;
         let head_dim = written.head_dim.unwrap_or(written.hidden_size / heads.max(1));
+        let rotary_dim = (head_dim as f64 * written.partial_rotary_factor()) as usize;
         Ok(Self {
             family: written.model_type,
             vocab_size: written.vocab_size,
@@ -113,6 +125,7 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
             num_attention_heads: heads,
             num_key_value_heads: written.num_key_value_heads.unwrap_or(heads),
             head_dim,
+            rotary_dim,
             max_position_embeddings: written.max_position_embeddings,
             rms_norm_eps: written.rms_norm_eps,
             rope,
@@ -133,13 +146,15 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
 impl LlamaConfigJson {
     /// Checks that all of it is supported.
     fn check(&self) -> Result<(), String> {
-        let Self { hidden_act, partial_rotary_factor, layer_types, .. } = self;
+        let Self { hidden_act, layer_types, .. } = self;
         if hidden_act != SILU {
             return Err(format!("hidden_act is {hidden_act}, expected {SILU}"));
         }
-        let nested = self.rope_json().and_then(|rotation| rotation.partial_rotary_factor);
-        if let Some(share) = partial_rotary_factor.or(nested).filter(|share| *share != 1.0) {
-            return Err(format!("partial_rotary_factor is {share}, expected 1"));
+        let (share, is_partial) =
+            (self.partial_rotary_factor(), self.model_type == LanguageFamily::Phi3);
+        if !(share == 1.0 || is_partial && share > 0.0 && share < 1.0) {
+            let expected = if is_partial { "0 to 1" } else { "1" };
+            return Err(format!("partial_rotary_factor is {share}, expected {expected}"));
         }
         let is_known = |kind: &String| ["full_attention", "sliding_attention"].contains(&&**kind);
         match layer_types.iter().find(|kind| !is_known(kind)) {
@@ -153,8 +168,15 @@ impl LlamaConfigJson {
     /// The sliding window, if it is shorter than the context. Qwen's files name a window that is not in
     /// use, and some layers may have none; the shortest counts.
     fn window(&self) -> Option<usize> {
-        let is_used = self.use_sliding_window || self.model_type == LanguageFamily::Mistral;
+        let has_no_switch = [LanguageFamily::Mistral, LanguageFamily::Phi3];
+        let is_used = self.use_sliding_window || has_no_switch.contains(&self.model_type);
         self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)
+    }
+
+    /// The share of a head that has rotary positions.
+    fn partial_rotary_factor(&self) -> f64 {
+        let nested = self.rope_json().and_then(|rotation| rotation.partial_rotary_factor);
+        self.partial_rotary_factor.or(nested).unwrap_or(1.0)
     }
 
     fn rope_json(&self) -> Option<&RopeScalingJson> {
@@ -165,12 +187,14 @@ impl LlamaConfigJson {
         let none = RopeScalingJson::default();
         let rotation = self.rope_json().unwrap_or(&none);
         let theta = rotation.rope_theta.or(self.rope_theta).unwrap_or(DEFAULT_THETA);
-        Ok(RopeConfig { theta, scaling: rotation.scaling(self.max_position_embeddings)? })
+        let context = self.max_position_embeddings;
+        let original = self.original_max_position_embeddings;
+        Ok(RopeConfig { theta, scaling: rotation.scaling(context, original)? })
     }
 }
 
 impl RopeScalingJson {
-    fn scaling(&self, context: usize) -> Result<RopeScaling, String> {
+    fn scaling(&self, context: usize, original: Option<usize>) -> Result<RopeScaling, String> {
         let kind = self.rope_type.as_deref().or(self.kind.as_deref()).unwrap_or("default");
         let number = |name: &str, number: Option<f64>| {
             number.ok_or_else(|| format!("rope_scaling of type {kind} has no {name}"))
@@ -187,10 +211,32 @@ impl RopeScalingJson {
                     .original_max_position_embeddings
                     .unwrap_or(context),
             }),
-            other => {
-                Err(format!("rope_scaling is of type {other}, expected default, linear or llama3"))
+            // `su` is its name in Microsoft's first files.
+            "longrope" | "su" => {
+                self.long_rope(context, original.or(self.original_max_position_embeddings))
             }
+            other => Err(format!(
+                "rope_scaling is of type {other}, expected default, linear, llama3 or longrope"
+            )),
         }
+    }
+
+    fn long_rope(&self, context: usize, original: Option<usize>) -> Result<RopeScaling, String> {
+        let factors = |name: &str, factors: &Option<Vec<f64>>| {
+            factors.clone().ok_or_else(|| format!("rope_scaling of type longrope has no {name}"))
+        };
+        let Some(original) = original.filter(|original| *original > 1) else {
+            return Err(
+                "rope_scaling of type longrope has no original_max_position_embeddings".into()
+            );
+        };
+        let usual = LongRope::usual_attention_factor(context, original);
+        Ok(RopeScaling::LongRope(Arc::new(LongRope {
+            short_factor: factors("short_factor", &self.short_factor)?,
+            long_factor: factors("long_factor", &self.long_factor)?,
+            original_max_position_embeddings: original,
+            attention_factor: self.attention_factor.unwrap_or(usual),
+        })))
     }
 }
 
@@ -198,6 +244,12 @@ impl From<LlamaConfig> for LlamaConfigJson {
     fn from(config: LlamaConfig) -> Self {
         let is_qwen = matches!(config.family, LanguageFamily::Qwen2 | LanguageFamily::Qwen3);
         let of_llama = |bias: bool| (config.family == LanguageFamily::Llama).then_some(bias);
+        let is_partial = config.rotary_dim != config.head_dim;
+        let share = config.rotary_dim as f64 / config.head_dim as f64;
+        let original_max_position_embeddings = match &config.rope.scaling {
+            RopeScaling::LongRope(long) => Some(long.original_max_position_embeddings),
+            _ => None,
+        };
         Self {
             model_type: config.family,
             architectures: vec![config.family.class().into()],
@@ -214,7 +266,8 @@ impl From<LlamaConfig> for LlamaConfigJson {
             rope_theta: Some(config.rope.theta),
             rope_scaling: config.rope.scaling.into(),
             rope_parameters: None,
-            partial_rotary_factor: None,
+            partial_rotary_factor: is_partial.then_some(share),
+            original_max_position_embeddings,
             tie_word_embeddings: config.tie_word_embeddings,
             attention_bias: is_qwen
                 .then_some(config.attention_bias)
@@ -253,6 +306,13 @@ impl From<RopeScaling> for Option<RopeScalingJson> {
                 high_freq_factor: Some(high_freq_factor),
                 original_max_position_embeddings: Some(original_max_position_embeddings),
                 ..of("llama3", factor)
+            }),
+            RopeScaling::LongRope(long) => Some(RopeScalingJson {
+                rope_type: Some("longrope".into()),
+                short_factor: Some(long.short_factor.clone()),
+                long_factor: Some(long.long_factor.clone()),
+                attention_factor: Some(long.attention_factor),
+                ..RopeScalingJson::default()
             }),
         }
     }

@@ -11,6 +11,7 @@ use compute::{BlockSwap, Device, Dtype, Tape, Tensor, Var};
 
 use super::LlamaConfig;
 use super::kv_cache::KvCache;
+use super::projections::Projections;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::{LinearLayer, ModelTensor};
@@ -69,7 +70,7 @@ impl BlockInputs {
         n: usize,
         recompute: Recompute,
     ) -> Result<Self> {
-        let rope_table = rotary_table(config, device, 0..n)?;
+        let rope_table = rotary_table(config, device, 0..n, n)?;
         Ok(Self::with_table(rope_table, recompute == Recompute::Queries))
     }
 
@@ -304,7 +305,8 @@ pub fn run_cached_blocks<'m>(
     window: Option<usize>,
 ) -> Result<Var> {
     let (position, n) = (cache.next_position(), x.shape().sizes()[1]);
-    let table = rotary_table(config, tape.device(), position..position + n)?;
+    let positions = position..position + n;
+    let table = rotary_table(config, tape.device(), positions, cache.max_tokens())?;
     run_with_table(blocks, block_swap, tape, x, cache, &table, window)
 }
 
@@ -339,13 +341,25 @@ fn run_with_table<'m>(
     Ok(x)
 }
 
-/// The rotary table of these positions. Packed documents need no positions of their own: attention depends on distances
-/// alone.
-fn rotary_table(config: &LlamaConfig, device: &Device, positions: Range<usize>) -> Result<Tensor> {
-    let LlamaConfig { rope, head_dim, .. } = config;
-    let sizes = [positions.len(), *head_dim];
+/// The rotary table of these positions in texts of up to `length` tokens. Packed documents need no positions of their own:
+/// attention depends on distances alone.
+fn rotary_table(
+    config: &LlamaConfig,
+    device: &Device,
+    positions: Range<usize>,
+    length: usize,
+) -> Result<Tensor> {
+    let LlamaConfig { rope, rotary_dim, .. } = config;
+    let sizes = [positions.len(), *rotary_dim];
     let positions: Vec<f32> = positions.map(|position| position as f32).collect();
-    Ok(device.upload_with(sizes, || rope_table(&[rope.axis(*head_dim)], &positions))?)
+    let amplitude = rope.scaling.amplitude();
+    Ok(device.upload_with(sizes, || {
+        let mut table = rope_table(&[rope.axis(*rotary_dim, length)], &positions);
+        if amplitude != 1.0 {
+            table.iter_mut().for_each(|number| *number *= amplitude);
+        }
+        table
+    })?)
 }
 
 /// The rotary table of tokens with a position on each of several axes. Of the pairs of a head, each axis turns as many as
@@ -356,7 +370,8 @@ fn section_table<const AXES: usize>(
     sections: [usize; AXES],
     positions: &[[usize; AXES]],
 ) -> Result<Tensor> {
-    let mut frequencies = config.rope.axis(config.head_dim).frequencies.into_iter();
+    let axis = config.rope.axis(config.head_dim, positions.len());
+    let mut frequencies = axis.frequencies.into_iter();
     let axes = sections.map(|n| RopeAxis { frequencies: frequencies.by_ref().take(n).collect() });
     let places: Vec<f32> = positions.as_flattened().iter().map(|at| *at as f32).collect();
     let sizes = [positions.len(), config.head_dim];
@@ -366,14 +381,11 @@ fn section_table<const AXES: usize>(
 /// Attention and a feed-forward, each with a residual connection.
 pub struct LlamaBlock {
     norms: [ModelTensor; 2],
-    q: LinearLayer,
-    k: LinearLayer,
-    v: LinearLayer,
+    qkv: Projections,
     /// Of queries and of keys.
     head_norms: Option<[ModelTensor; 2]>,
     out: LinearLayer,
-    gate: LinearLayer,
-    up: LinearLayer,
+    gate_up: Projections,
     down: LinearLayer,
     n_heads: usize,
     n_kv_heads: usize,
@@ -386,22 +398,18 @@ impl LlamaBlock {
     pub fn new(config: &LlamaConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
         let (d, inner, d_head) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (n_heads, n_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let (queries, keys) = (n_heads * d_head, n_kv_heads * d_head);
-        let (is_biased, mlp) = (config.has_qkv_bias(), config.mlp_bias);
+        let queries = n_heads * d_head;
         Ok(Self {
             norms: [b.norm("input_layernorm", d)?, b.norm("post_attention_layernorm", d)?],
-            q: layer(&mut b, "self_attn.q_proj", [d, queries], is_biased)?,
-            k: layer(&mut b, "self_attn.k_proj", [d, keys], is_biased)?,
-            v: layer(&mut b, "self_attn.v_proj", [d, keys], is_biased)?,
+            qkv: Projections::qkv(config, &mut b)?,
             head_norms: if config.has_qk_norm() {
                 Some([b.norm("self_attn.q_norm", d_head)?, b.norm("self_attn.k_norm", d_head)?])
             } else {
                 None
             },
             out: layer(&mut b, "self_attn.o_proj", [queries, d], config.attention_bias)?,
-            gate: layer(&mut b, "mlp.gate_proj", [d, inner], mlp)?,
-            up: layer(&mut b, "mlp.up_proj", [d, inner], mlp)?,
-            down: layer(&mut b, "mlp.down_proj", [inner, d], mlp)?,
+            gate_up: Projections::gate_up(config, &mut b)?,
+            down: layer(&mut b, "mlp.down_proj", [inner, d], config.mlp_bias)?,
             n_heads,
             n_kv_heads,
             d_head,
@@ -508,10 +516,10 @@ impl LlamaBlock {
         };
         let [q_norm, k_norm] =
             [0, 1].map(|which| self.head_norms.as_ref().map(|norms| &norms[which]));
-        let q = self.q.forward_recomputed(tape, &h, recomputes_queries)?;
-        let q = rotated(&q, q_norm, self.n_heads)?;
-        let k = rotated(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
-        Ok([q, k, self.v.forward(tape, &h)?])
+        let parts = self.qkv.of(tape, &h)?;
+        let q = rotated(&parts.part(tape, 0, recomputes_queries)?, q_norm, self.n_heads)?;
+        let k = rotated(&parts.part(tape, 1, false)?, k_norm, self.n_kv_heads)?;
+        Ok([q, k, parts.part(tape, 2, false)?])
     }
 
     fn attention(&self) -> Attention<'static> {
@@ -523,7 +531,9 @@ impl LlamaBlock {
     fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
         let x = self.out.forward_add(tape, attended, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)), self.epsilon)?;
-        let (gate, up) = (self.gate.forward(tape, &h)?, self.up.forward(tape, &h)?);
+        let parts = self.gate_up.of(tape, &h)?;
+        let (gate, up) = (parts.part(tape, 0, false)?, parts.part(tape, 1, false)?);
+        drop(parts);
         drop(h);
         let inner = tape.glu(&gate, &up, Activation::Silu)?;
         drop((gate, up));
@@ -531,7 +541,7 @@ impl LlamaBlock {
     }
 }
 
-fn layer(
+pub(super) fn layer(
     b: &mut ModelBuilder<'_>,
     name: &str,
     sizes: [usize; 2],

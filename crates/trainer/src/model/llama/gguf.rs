@@ -1,12 +1,13 @@
 //! The config of a model in a GGUF file: from its metadata, and some values from its tensors.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use weights::Catalog;
 use weights::load::load_f32;
 
-use super::names::ROPE_FACTORS;
-use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
+use super::names::{LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
+use super::{LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling};
 use crate::error::{Result, TrainerError};
 use crate::model::config::Unsupported;
 
@@ -29,16 +30,14 @@ struct GgufConfigReader<'a> {
 impl<'a> GgufConfigReader<'a> {
     fn new(catalog: &'a Catalog) -> Result<Self> {
         let architecture = catalog.metadata.get("general.architecture").map_or("", String::as_str);
-        let family = match architecture {
-            "llama" => LanguageFamily::Llama,
-            "qwen2" => LanguageFamily::Qwen2,
-            "qwen3" => LanguageFamily::Qwen3,
-            other => {
-                let problem = format!("architecture is {other}, expected llama, qwen2 or qwen3");
-                return Err(TrainerError::Config { problem, path: catalog.path.clone() });
+        match LanguageFamily::of_architecture(architecture) {
+            Some(family) => Ok(Self { catalog, family, architecture }),
+            None => {
+                let known = LanguageFamily::architectures().join(", ");
+                let problem = format!("architecture is {architecture}, expected one of {known}");
+                Err(TrainerError::Config { problem, path: catalog.path.clone() })
             }
-        };
-        Ok(Self { catalog, family, architecture })
+        }
     }
 
     fn config(&self) -> Result<LlamaConfig> {
@@ -47,8 +46,11 @@ impl<'a> GgufConfigReader<'a> {
         let kv_heads = self.optional_size("attention.head_count_kv")?.unwrap_or(heads);
         let per_head = width / heads.max(1);
         let rotary = self.optional_size("rope.dimension_count")?.unwrap_or(per_head);
-        let head_dim = self.optional_size("attention.key_length")?.unwrap_or(rotary);
-        let is_qwen = self.family != LanguageFamily::Llama;
+        let is_partial = self.family == LanguageFamily::Phi3;
+        let usual = if is_partial { per_head } else { rotary };
+        let head_dim = self.optional_size("attention.key_length")?.unwrap_or(usual);
+        let rotary_dim = if is_partial { rotary } else { head_dim };
+        let is_llama = self.family == LanguageFamily::Llama;
         Ok(LlamaConfig {
             family: self.family,
             vocab_size: self.rows("token_embd.weight"),
@@ -58,13 +60,14 @@ impl<'a> GgufConfigReader<'a> {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
+            rotary_dim,
             max_position_embeddings: self.size("context_length")?,
             rms_norm_eps: self.needed("attention.layer_norm_rms_epsilon")?,
-            rope: self.rope(head_dim)?,
+            rope: self.rope(rotary_dim)?,
             tie_word_embeddings: !self.has("output.weight"),
-            attention_bias: self.has("blk.0.attn_output.bias") && !is_qwen,
+            attention_bias: self.has("blk.0.attn_output.bias") && is_llama,
             mlp_bias: self.has("blk.0.ffn_gate.bias"),
-            window: None,
+            window: self.window()?,
             bos_token_id: self.token("bos_token_id")?,
             eos_token_ids: self.eos_token_ids()?,
         })
@@ -76,6 +79,9 @@ impl<'a> GgufConfigReader<'a> {
         if n_experts > 0 {
             return Err(self.wrong(format!("expert_count is {n_experts}, expected 0")));
         }
+        if self.family == LanguageFamily::Phi3 {
+            return Ok(());
+        }
         let rotary: Option<usize> = self.number("rope.dimension_count")?;
         let width: Option<usize> = self.number("attention.key_length")?;
         match (rotary, width) {
@@ -86,11 +92,22 @@ impl<'a> GgufConfigReader<'a> {
         }
     }
 
-    fn rope(&self, d_head: usize) -> Result<RopeConfig> {
+    /// Llama.cpp knows those of Phi-3 alone; 0 is none.
+    fn window(&self) -> Result<Option<usize>> {
+        if self.family != LanguageFamily::Phi3 {
+            return Ok(None);
+        }
+        let context = self.size("context_length")?;
+        let window = self.optional_size("attention.sliding_window")?;
+        Ok(window.filter(|window| (1..context).contains(window)))
+    }
+
+    fn rope(&self, rotary: usize) -> Result<RopeConfig> {
         let theta = self.number("rope.freq_base")?.unwrap_or(DEFAULT_THETA);
         let kind = self.value("rope.scaling.type").unwrap_or("none");
         let scaling = match kind {
-            "none" if self.has(ROPE_FACTORS) => self.llama_3(theta, d_head)?,
+            "none" if self.has(ROPE_FACTORS) => self.llama_3(theta, rotary)?,
+            "none" | "longrope" if self.has(LONG_FACTORS) => self.long_rope()?,
             "none" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: self.needed("rope.scaling.factor")? },
             other => {
@@ -118,14 +135,34 @@ impl<'a> GgufConfigReader<'a> {
             let problem = format!("{ROPE_FACTORS} has {n} values, a head has {d_head}");
             return Err(self.wrong(problem));
         }
-        let axis = RopeConfig { theta, scaling: RopeScaling::None }.axis(d_head);
+        let axis = RopeConfig { theta, scaling: RopeScaling::None }.axis(d_head, 0);
         let is_near = |(frequency, divisor): (&f64, &f32)| {
-            (scaling.divisor(*frequency) / f64::from(*divisor) - 1.0).abs() < 1e-4
+            (scaling.divisor(0, *frequency, 0) / f64::from(*divisor) - 1.0).abs() < 1e-4
         };
         if axis.frequencies.iter().zip(&divisors).all(is_near) {
             return Ok(scaling);
         }
         Err(self.wrong(format!("{ROPE_FACTORS} up to {factor} are not those of Llama 3")))
+    }
+
+    fn long_rope(&self) -> Result<RopeScaling> {
+        let context = self.size("context_length")?;
+        let factors = |name: &str| -> Result<Vec<f64>> {
+            let tensor = self.catalog.find(name)?;
+            let factors = load_f32(self.catalog, tensor, 0..tensor.numel())?;
+            Ok(factors.into_iter().map(f64::from).collect())
+        };
+        let original = self.size("rope.scaling.original_context_length")?;
+        let usual = LongRope::usual_attention_factor(context, original);
+        // Rounded to f32 in the file.
+        let said: f64 = self.number("rope.scaling.attn_factor")?.unwrap_or(usual);
+        let attention_factor = if (said / usual - 1.0).abs() < 1e-6 { usual } else { said };
+        Ok(RopeScaling::LongRope(Arc::new(LongRope {
+            short_factor: factors(SHORT_FACTORS)?,
+            long_factor: factors(LONG_FACTORS)?,
+            original_max_position_embeddings: original,
+            attention_factor,
+        })))
     }
 
     fn eos_token_ids(&self) -> Result<Vec<u32>> {
@@ -229,7 +266,7 @@ mod tests {
             (vec![], "llama.context_length is missing"),
             (
                 vec![("general.architecture", text("gemma"))],
-                "architecture is gemma, expected llama",
+                "architecture is gemma, expected one of llama",
             ),
             (vec![("llama.expert_count", GgufValue::U32(8))], "expert_count is 8, expected 0"),
             (vec![("llama.block_count", text("two"))], "block_count is two, expected a number"),

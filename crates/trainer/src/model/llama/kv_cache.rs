@@ -51,6 +51,11 @@ impl KvCache {
         self.n_tokens
     }
 
+    /// Tokens of the longest text.
+    pub(super) fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
     /// Tokens that there is room for.
     pub(crate) fn room(&self) -> usize {
         self.max_tokens - self.n_tokens

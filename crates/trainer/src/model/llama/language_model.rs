@@ -124,6 +124,8 @@ impl LanguageModel {
         // With the type names of the first release: its runs resume.
         let config = format!("{:?}", self.config);
         let config = config.replace("LlamaConfig {", "Config {").replace("RopeConfig {", "Rope {");
+        // Nor do models without them know of settings that came later.
+        let config = config.replace(&format!(", rotary_dim: {}", self.config.head_dim), "");
         let text = format!("{config} {}", self.seed);
         let whole = blake3::hash(text.as_bytes()).to_hex().to_string();
         Ok(Fingerprint { whole, parts: PartHashes::new() })

@@ -1,10 +1,11 @@
 //! Language models of Llama's architecture: decoder-only, with grouped-query attention, rotary positions
 //! and gated feed-forwards (Touvron et al.,
 //! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
-//! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
-//! compute it. Not supported: texts longer than a sliding window, and mixtures of experts.
+//! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` and
+//! `Phi3ForCausalLM` compute it. Not supported: texts longer than a sliding window, and mixtures of experts.
 
 mod config_json;
+mod family;
 mod forward;
 mod gguf;
 pub mod init;
@@ -12,13 +13,15 @@ pub mod kv_cache;
 pub mod language_model;
 pub mod names;
 pub mod preset;
+mod projections;
 pub mod published;
 mod rope;
 
 use serde::{Deserialize, Serialize};
 
+pub use family::LanguageFamily;
 pub use forward::{BlockInputs, Llama, LlamaBlock, TokenTargets, run_blocks, run_cached_blocks};
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::{LongRope, RopeConfig, RopeScaling};
 
 use crate::error::TrainerError;
 use crate::model::config::Unsupported;
@@ -44,6 +47,8 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// How many numbers of a head have rotary positions, its first ones.
+    pub rotary_dim: usize,
     /// Context length.
     pub max_position_embeddings: usize,
     /// Epsilon of norms.
@@ -65,32 +70,6 @@ pub struct LlamaConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// The family, which decides what configs leave out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LanguageFamily {
-    /// Llama, and all models of its architecture.
-    Llama,
-    /// Mistral.
-    Mistral,
-    /// Qwen2: q, k and v have biases.
-    Qwen2,
-    /// Qwen3: queries and keys are normed.
-    Qwen3,
-}
-
-impl LanguageFamily {
-    /// The model's class in transformers.
-    pub fn class(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-        }
-    }
-}
-
 impl LlamaConfig {
     /// Whether queries, keys and values have biases.
     fn has_qkv_bias(&self) -> bool {
@@ -100,6 +79,11 @@ impl LlamaConfig {
     /// Whether queries and keys are normed, head by head.
     fn has_qk_norm(&self) -> bool {
         self.family == LanguageFamily::Qwen3
+    }
+
+    /// Whether queries, keys and values come from one layer, and gate and up too.
+    fn has_fused_layers(&self) -> bool {
+        self.family == LanguageFamily::Phi3
     }
 
     /// Checks that a text of this length fits into the sliding window.
@@ -135,15 +119,16 @@ impl LlamaConfig {
             heads.is_multiple_of(kv_heads),
             format!("num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"),
         )?;
+        let (rotary_dim, head_dim) = (self.rotary_dim, self.head_dim);
         Unsupported::unless(
-            self.head_dim.is_multiple_of(2),
-            format!("head_dim {} is odd, rotary positions need pairs", self.head_dim),
+            rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim),
+            format!("{rotary_dim} of head_dim {head_dim} have rotary positions, which need pairs"),
         )?;
         Unsupported::unless(
             u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORE_INDEX),
             format!("vocab_size {} does not fit into 32 bits", self.vocab_size),
         )?;
-        self.rope.check()
+        self.rope.check(self.rotary_dim)
     }
 }
 

@@ -45,8 +45,9 @@ pub fn gguf(config: &LlamaConfig) -> CheckpointLayout<'static> {
         let piece = |row| TensorPiece::part(key.clone(), stored_row(row, config.head_dim), rows);
         (0..rows).map(piece).collect()
     };
-    // The rotary factors of Llama 3, which follow from the config.
-    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
+    // Rotary factors are a part of the config.
+    let is_spare = |name: &str| [ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS].contains(&name);
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(is_spare) }
 }
 
 const EMBEDDING: &str = "embed_tokens.weight";
@@ -79,6 +80,7 @@ pub fn infer(
         num_attention_heads: rows("self_attn.q_proj")? / head_dim,
         num_key_value_heads: rows("self_attn.k_proj")? / head_dim,
         head_dim,
+        rotary_dim: head_dim,
         ..like.clone()
     })
 }
@@ -97,6 +99,10 @@ fn layer_of(name: &str) -> &str {
 /// The divisor of each rotary frequency, in GGUF files of Llama 3.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// The same in those of `LongRoPE`: for texts longer than the original context, and for others.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
 /// The row of a GGUF file that holds a row of queries or keys: the halves of each head are interleaved.
 pub(crate) fn stored_row(row: usize, d_head: usize) -> usize {
     let (head, at) = (row / d_head, row % d_head);
@@ -105,15 +111,17 @@ pub(crate) fn stored_row(row: usize, d_head: usize) -> usize {
 }
 
 /// Taken: `gguf-py/gguf/tensor_mapping.py` of llama.cpp.
-const LAYERS: [(&str, &str); 11] = [
+const LAYERS: [(&str, &str); 13] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
+    ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),

@@ -66,6 +66,7 @@ impl LlamaPreset {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim: width / heads,
+            rotary_dim: width / heads,
             max_position_embeddings: context,
             rms_norm_eps: 1e-5,
             rope: RopeConfig { theta: THETA, scaling: RopeScaling::None },

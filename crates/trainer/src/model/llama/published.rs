@@ -113,6 +113,7 @@ impl PublishedLlama {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim: d_head,
+            rotary_dim: d_head,
             max_position_embeddings: context,
             rms_norm_eps,
             rope: RopeConfig { theta, scaling },

@@ -51,11 +51,32 @@ fn both_spellings_of_rope_settings_are_one() {
 fn settings_that_are_written_read_the_same() {
     let qwen = json!({"model_type": "qwen3", "head_dim": 32, "eos_token_id": [3, 4],
         "tie_word_embeddings": true, "rope_scaling": {"rope_type": "linear", "factor": 4.0}});
-    for changes in [json!({}), qwen, json!({"model_type": "qwen2", "eos_token_id": null})] {
+    let long = json!({"type": "su", "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+        "long_factor": [1.0, 2.5, 4.0, 5.5, 7.0, 8.5]});
+    let phi = json!({"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 100,
+        "original_max_position_embeddings": 64, "rope_scaling": long});
+    let qwen2 = json!({"model_type": "qwen2", "eos_token_id": null});
+    for changes in [json!({}), qwen, qwen2, phi] {
         let config = config(&changes).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<LlamaConfig>(&text).unwrap(), config, "{text}");
     }
+}
+
+/// As transformers: factors by the length of the text, the attention factor by how much longer the context became.
+#[test]
+fn long_texts_have_other_factors() {
+    let rope_parameters = json!({"rope_type": "longrope", "rope_theta": 1e4,
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.25,
+        "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]});
+    let config = json!({"model_type": "phi3", "rope_parameters": rope_parameters});
+    let LlamaConfig { rope, rotary_dim, .. } = self::config(&config).unwrap();
+    assert_eq!(rotary_dim, 4);
+    let frequencies = |length| rope.axis(rotary_dim, length).frequencies;
+    assert_eq!(frequencies(64), [1.0, 0.01 / 2.0]);
+    assert_eq!(frequencies(65), [0.25, 0.01 / 8.0]);
+    let expected = (1.0 + 4f64.ln() / 64f64.ln()).sqrt();
+    assert!((f64::from(rope.scaling.amplitude()) / expected - 1.0).abs() < 1e-6);
 }
 
 #[test]
@@ -67,13 +88,21 @@ fn unsupported_settings_are_refused() {
             json!({"num_key_value_heads": 3}),
             "num_attention_heads 4 is no multiple of num_key_value_heads 3",
         ),
-        (json!({"head_dim": 15}), "head_dim 15 is odd"),
+        (json!({"head_dim": 15}), "15 of head_dim 15 have rotary positions, which need pairs"),
         (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
         (json!({"vocab_size": 5_000_000_000_u64}), "vocab_size 5000000000 does not fit"),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
         (
+            json!({"model_type": "phi3", "partial_rotary_factor": 1.5}),
+            "partial_rotary_factor is 1.5, expected 0 to 1",
+        ),
+        (
+            json!({"rope_scaling": {"type": "longrope"}}),
+            "of type longrope has no original_max_position_embeddings",
+        ),
+        (
             json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
-            "of type yarn, expected default",
+            "of type yarn, expected default, linear, llama3 or longrope",
         ),
         (json!({"rope_scaling": {"type": "linear"}}), "of type linear has no factor"),
         (json!({"layer_types": ["chunked_attention"]}), "layer_types has chunked_attention"),

@@ -57,6 +57,7 @@ impl Qwen25VlConfig {
             num_attention_heads: 28,
             num_key_value_heads: 4,
             head_dim: 128,
+            rotary_dim: 128,
             max_position_embeddings: 128_000,
             rms_norm_eps: 1e-6,
             rope: RopeConfig { theta: DEFAULT_THETA, scaling: RopeScaling::None },
