@@ -105,6 +105,29 @@ MODELS = {
         ),
         targets=ALL, seed=6, saves_adapter=True,
     ),
+    "qwen3_moe": dict(
+        config=transformers.Qwen3MoeConfig(
+            **SMALL, head_dim=16, max_position_embeddings=128, rope_parameters=dict(rope_type="default", rope_theta=1e6),
+            num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+        ),
+        targets=ATTENTION, seed=8, saves_adapter=True,
+    ),
+    # The first layer has no experts; weights of the chosen ones are not divided by their sum.
+    "qwen3_moe_mixed": dict(
+        config=transformers.Qwen3MoeConfig(
+            **SMALL, head_dim=16, max_position_embeddings=128, rope_parameters=dict(rope_type="default", rope_theta=1e6),
+            num_experts=4, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=False, mlp_only_layers=[0],
+            tie_word_embeddings=True,
+        ),
+        targets=ATTENTION, seed=9,
+    ),
+    "mixtral": dict(
+        config=transformers.MixtralConfig(
+            **SMALL | dict(intermediate_size=32), head_dim=16, max_position_embeddings=128, sliding_window=None,
+            rope_parameters=dict(rope_type="default", rope_theta=1e6), num_local_experts=4, num_experts_per_tok=2,
+        ),
+        targets=ATTENTION, seed=12,
+    ),
 }
 
 # Gradients of the whole model that are kept, where it is trained whole.
@@ -116,8 +139,9 @@ PARTS = {".lora_A.default.weight": "A", ".lora_B.default.weight": "B",
 
 
 def randomise(model, seed):
-    """Matrices: N(0, 1/fan_in). The table: N(0, 1). Biases: N(0, 0.1^2). Norms: N(1, 0.1^2)."""
+    """Matrices: N(0, 1/fan_in). The table: N(0, 1). Biases: N(0, 0.1^2). Norms: N(1, 0.1^2), Gemma's N(0, 0.1^2)."""
     gen = torch.Generator().manual_seed(seed)
+    norm = 0 if model.config.model_type.startswith("gemma3") else 1
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(*parameter.shape, generator=gen)
@@ -126,7 +150,7 @@ def randomise(model, seed):
             elif parameter.dim() > 1:
                 parameter.copy_(noise / math.sqrt(parameter.shape[1]))
             else:
-                parameter.copy_(0.1 * noise if name.endswith("bias") else 1 + 0.1 * noise)
+                parameter.copy_(0.1 * noise if name.endswith("bias") else norm + 0.1 * noise)
     return model.eval()
 
 
@@ -222,6 +246,10 @@ def make_gemma3_vision():
     shutil.rmtree(HERE / "gemma3_vision", ignore_errors=True)
     model.save_pretrained(HERE / "gemma3_vision")
     (HERE / "gemma3_vision/generation_config.json").unlink(missing_ok=True)
+    settings = json.loads((HERE / "gemma3_vision/config.json").read_text())
+    # Where it was made.
+    settings["text_config"].pop("_name_or_path", None)
+    (HERE / "gemma3_vision/config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def permute(weight, n_heads):

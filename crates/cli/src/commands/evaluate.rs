@@ -123,7 +123,7 @@ fn open_texts(
     tokenizer: &Tokenizer,
 ) -> Result<Option<TemporaryTexts>, Failure> {
     let Some(path) = &arguments.text else { return Ok(None) };
-    let most = base.config.window.unwrap_or(usize::MAX).min(base.config.max_position_embeddings);
+    let most = base.config.max_position_embeddings;
     let length = arguments.length.unwrap_or(DEFAULT_LENGTH.min(most));
     if length > most {
         let problem = format!("texts of {length} tokens, the model is made for {most}");

@@ -119,8 +119,7 @@ impl<'a> Evaluation<'a> {
         base: &'a LanguageModel,
         tokenizer: &'a Tokenizer,
     ) -> Result<PreparedEvaluation<'a>> {
-        let most =
-            base.config.window.unwrap_or(usize::MAX).min(base.config.max_position_embeddings);
+        let most = base.config.max_position_embeddings;
         let questions = self.questions.iter().map(|question| match &question.kind {
             QuestionKind::Choices { choices, .. } => {
                 let sequences = choices
@@ -334,8 +333,8 @@ fn log_likelihood(
     let sizes = [1, sequence.ids.len()];
     let ids = device.upload(sizes, &sequence.ids)?;
     let targets = device.upload(sizes, &sequence.targets)?;
-    let first_keys = device.upload(sizes, &sequence.first_keys)?;
-    let loss = model.loss(&tape, &ids, &targets, Some(&first_keys), Recompute::None)?;
+    let first_keys = Some(&sequence.first_keys[..]);
+    let loss = model.loss(&tape, &ids, &targets, first_keys, Recompute::None)?;
     let mean = f64::from(to_vec(loss.tensor())?.first().copied().unwrap_or(0.0));
     if !device.is_meta() && n > 0 && !mean.is_finite() {
         return Err(TrainerError::OutputLost { what: "the loss of a text".into() });

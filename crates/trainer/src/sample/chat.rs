@@ -25,7 +25,7 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// The longest conversation of a model: what was asked for, or as long as usual.
 pub fn context_length(config: &LlamaConfig, asked: Option<usize>) -> Result<usize> {
-    let most = config.window.unwrap_or(usize::MAX).min(config.max_position_embeddings);
+    let most = config.max_position_embeddings;
     match asked {
         None => Ok(most.min(DEFAULT_CONTEXT)),
         Some(asked) if asked > most => Err(TrainerError::Request {

@@ -126,12 +126,12 @@ mod tests {
     use super::*;
     use crate::model::build::Precision;
     use crate::model::llama::language_model::LanguageModel;
-    use crate::model::llama::tests::{golden, ids};
+    use crate::model::llama::tests::{OTHER_BLOCKS, golden, ids};
 
     /// Texts of transformers, which decodes greedily, and each text as if it were alone.
     #[test]
     fn texts_of_a_group_are_as_if_each_were_alone() {
-        for name in ["llama3", "qwen2", "qwen3", "phi3", "phi4", "phi4_long"] {
+        for name in ["llama3", "qwen2", "qwen3"].into_iter().chain(OTHER_BLOCKS) {
             let base = LanguageModel::open(&golden(name)).unwrap();
             let device = Device::cpu(2, 64 << 20).unwrap();
             let precision = Precision::plain(Dtype::F32);

@@ -60,7 +60,7 @@ fn matrices(
     up: &AdapterMatrix,
 ) -> [(GgufTensor, Vec<f32>); 2] {
     let weight = format!("{module}.weight");
-    let (key, rank) = (names::gguf_name(&weight), down.rows);
+    let (key, rank) = (names::gguf_name_of(config, &weight), down.rows);
     let tensor = |end: &str, shape: [usize; 2]| GgufTensor {
         name: format!("{key}.{end}"),
         shape: shape.map(|size| size as u64).into(),

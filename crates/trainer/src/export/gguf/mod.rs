@@ -59,6 +59,7 @@ pub fn write(
     mix: GgufMix,
     read: ReadTensorFn<'_>,
 ) -> Result<GgufSummary> {
+    check_gemma(model.config)?;
     let mut metadata = settings(model, mix);
     metadata.extend(vocabulary::metadata(model.tokenizer, model.config)?);
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
@@ -69,7 +70,7 @@ pub fn write(
         sources.push(GgufTensorSource::Divisors(divisors));
     }
     for (name, shape) in model.tensors {
-        let name_there = gguf_name(name)?;
+        let name_there = gguf_name(model.config, name)?;
         let MixedFormat { format, is_fallback } = mix.format(model.config, &name_there, shape);
         if is_fallback {
             *summary.fallbacks.entry(format.encoding().to_string()).or_default() += 1;
@@ -82,6 +83,30 @@ pub fn write(
     }
     write::write(out, &metadata, &tensors, &mut |index, range| sources[index].read(range, read))?;
     Ok(summary)
+}
+
+/// llama.cpp has the rest of Gemma 3 built in: which layers have a window, their rotary positions, the scale of attention.
+fn check_gemma(config: &LlamaConfig) -> Result<()> {
+    if config.family != LanguageFamily::Gemma3 {
+        return Ok(());
+    }
+    let is_full = |layer: usize| (layer + 1).is_multiple_of(6);
+    let full: Vec<usize> = (0..config.num_hidden_layers).filter(|layer| is_full(*layer)).collect();
+    // Of the 27B it is the width by heads.
+    let of_27b = (config.hidden_size / config.num_attention_heads) as f64;
+    let usual = if config.num_hidden_layers == 62 { of_27b } else { config.head_dim as f64 };
+    let problem = if config.full_attention != full {
+        format!("layers {:?} have full attention, in llama.cpp every sixth", config.full_attention)
+    } else if config.local_rope_theta != Some(1e4) {
+        format!("rope_local_base_freq is {:?}, in llama.cpp 10000", config.local_rope_theta)
+    } else if config.query_pre_attn_scalar != Some(usual) {
+        let own = config.query_pre_attn_scalar;
+        format!("query_pre_attn_scalar is {own:?}, in llama.cpp {usual}")
+    } else {
+        return Ok(());
+    };
+    let hint = "llama.cpp knows the published shapes of Gemma 3; use the folder with transformers";
+    Err(TrainerError::Request { problem, hint })
 }
 
 /// Writes the model of a transformers folder, or of a GGUF file in other formats.
@@ -159,7 +184,7 @@ fn settings(model: GgufModel<'_>, mix: GgufMix) -> Vec<(String, GgufValue)> {
             of_family.push(("rope.scaling.attn_factor", attention_factor));
         }
     }
-    if config.family == LanguageFamily::Phi3 {
+    if matches!(config.family, LanguageFamily::Phi3 | LanguageFamily::Gemma3) {
         of_family.push(("attention.sliding_window", size(config.window.unwrap_or(0))));
     }
     all.extend(of_family.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
@@ -184,8 +209,8 @@ fn divisors(config: &LlamaConfig) -> Vec<(&'static str, Vec<f32>)> {
 }
 
 /// A tensor's name there.
-fn gguf_name(name: &str) -> Result<String> {
-    let stored = names::gguf_name(name);
+fn gguf_name(config: &LlamaConfig, name: &str) -> Result<String> {
+    let stored = names::gguf_name_of(config, name);
     if stored == name {
         let problem = format!("tensor {name} has no name in GGUF");
         let hint = "this is a bug in hearth, please report it";
@@ -205,10 +230,15 @@ enum GgufTensorSource<'a> {
         row: usize,
     },
     Divisors(Vec<f32>),
+    /// The weight of a norm, of which files hold one more.
+    OffsetNorm(&'a str),
 }
 
 impl<'a> GgufTensorSource<'a> {
     fn of(config: &LlamaConfig, name: &'a str, shape: &[u64]) -> Self {
+        if names::is_offset_norm(config, name) {
+            return Self::OffsetNorm(name);
+        }
         if !names::is_permuted(config, name) {
             return Self::Tensor(name);
         }
@@ -219,6 +249,9 @@ impl<'a> GgufTensorSource<'a> {
     fn read(&self, range: Range<u64>, read: ReadTensorFn<'_>) -> weights::Result<Vec<f32>> {
         match self {
             Self::Tensor(name) => read(name, range),
+            Self::OffsetNorm(name) => {
+                Ok(read(name, range)?.into_iter().map(|weight| weight + 1.0).collect())
+            }
             Self::Divisors(all) => Ok(all[range.start as usize..range.end as usize].to_vec()),
             Self::Heads { name, d_head, row } => {
                 let head = (d_head * row) as u64;

@@ -11,12 +11,11 @@ use crate::export::merge::patch::{MatrixPatch, apply_patches};
 use crate::model::adapter::LayerWeights;
 use crate::model::files::WeightFiles;
 use crate::model::llama::language_model::LanguageModel;
-use crate::model::llama::names;
 
 /// Reads a base with its adapter.
 pub(super) struct MergedReader<'a> {
     catalog: &'a Catalog,
-    /// Of a GGUF file.
+    /// Of a GGUF file, and of others that name tensors otherwise.
     files: Option<WeightFiles<'a>>,
     layers: BTreeMap<String, LayerWeights>,
     /// The tensor of a GGUF file that was read last.
@@ -36,7 +35,8 @@ impl<'a> MergedReader<'a> {
             return Ok(None);
         };
         let size = [catalog.bytes(), files.n_values() as u64];
-        let files = names::is_gguf(catalog).then_some(files);
+        let is_renamed = |name: &str| catalog.find(name).is_err();
+        let files = is_renamed("model.embed_tokens.weight").then_some(files);
         let held = (String::new(), Vec::new());
         Ok(Some(Self { catalog, files, layers: base.adapter(), held, size, tick }))
     }

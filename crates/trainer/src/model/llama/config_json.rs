@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling};
+use serde_json::Value;
+
+use super::{LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling, gemma};
 
 /// The file's keys, those that matter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,6 +31,24 @@ pub(super) struct LlamaConfigJson {
     rms_norm_eps: f32,
     #[serde(default = "silu")]
     hidden_act: String,
+    /// Gemma's name of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hidden_activation: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query_pre_attn_scalar: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rope_local_base_freq: Option<f64>,
+    #[serde(skip_serializing)]
+    attn_logit_softcapping: Option<f64>,
+    #[serde(skip_serializing)]
+    final_logit_softcapping: Option<f64>,
+    #[serde(skip_serializing)]
+    use_bidirectional_attention: Option<bool>,
+    /// Every so many layers one has full attention.
+    #[serde(skip_serializing)]
+    sliding_window_pattern: Option<usize>,
+    #[serde(skip_serializing)]
+    max_window_layers: Option<usize>,
     rope_theta: Option<f64>,
     rope_scaling: Option<RopeScalingJson>,
     #[serde(skip_serializing)]
@@ -46,7 +66,7 @@ pub(super) struct LlamaConfigJson {
     use_sliding_window: bool,
     /// Written even if there is none: Mistral's default is one.
     sliding_window: Option<usize>,
-    #[serde(skip_serializing, default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     layer_types: Vec<String>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<TokenIds>,
@@ -98,13 +118,30 @@ fn default_epsilon() -> f32 {
     1e-6
 }
 
+/// Layers whose kind is looked at. Chosen: far more than any model has.
+const MOST_LAYERS: usize = 4096;
+
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// The one activation of all families.
+/// The activation of all families but Gemma.
 const SILU: &str = "silu";
+const GELU_TANH: &str = "gelu_pytorch_tanh";
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
 
 fn silu() -> String {
     SILU.into()
+}
+
+impl TryFrom<Value> for LlamaConfig {
+    type Error = String;
+
+    fn try_from(settings: Value) -> Result<Self, String> {
+        let written: LlamaConfigJson = serde_json::from_value(gemma::normalise(settings))
+            .map_err(|error| error.to_string())?;
+        written.try_into()
+    }
 }
 
 impl TryFrom<LlamaConfigJson> for LlamaConfig {
@@ -133,6 +170,9 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
             attention_bias: written.attention_bias.unwrap_or(false),
             mlp_bias: written.mlp_bias.unwrap_or(false),
             window: written.window(),
+            full_attention: written.full_attention(),
+            local_rope_theta: written.rope_local_base_freq,
+            query_pre_attn_scalar: written.query_pre_attn_scalar,
             bos_token_id: written.bos_token_id,
             eos_token_ids: match written.eos_token_id {
                 None => Vec::new(),
@@ -147,8 +187,21 @@ impl LlamaConfigJson {
     /// Checks that all of it is supported.
     fn check(&self) -> Result<(), String> {
         let Self { hidden_act, layer_types, .. } = self;
-        if hidden_act != SILU {
-            return Err(format!("hidden_act is {hidden_act}, expected {SILU}"));
+        let is_gemma = self.model_type == LanguageFamily::Gemma3;
+        let expected = if is_gemma { GELU_TANH } else { SILU };
+        if hidden_act != expected {
+            return Err(format!("hidden_act is {hidden_act}, expected {expected}"));
+        }
+        for (name, cap) in [
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+        ] {
+            if let Some(cap) = cap {
+                return Err(format!("{name} is {cap}, expected none"));
+            }
+        }
+        if self.use_bidirectional_attention == Some(true) {
+            return Err("use_bidirectional_attention is true, expected false".into());
         }
         let (share, is_partial) =
             (self.partial_rotary_factor(), self.model_type == LanguageFamily::Phi3);
@@ -156,19 +209,35 @@ impl LlamaConfigJson {
             let expected = if is_partial { "0 to 1" } else { "1" };
             return Err(format!("partial_rotary_factor is {share}, expected {expected}"));
         }
-        let is_known = |kind: &String| ["full_attention", "sliding_attention"].contains(&&**kind);
+        let is_known = |kind: &String| [FULL, SLIDING].contains(&&**kind);
         match layer_types.iter().find(|kind| !is_known(kind)) {
-            Some(kind) => {
-                Err(format!("layer_types has {kind}, expected full_attention or sliding_attention"))
-            }
+            Some(kind) => Err(format!("layer_types has {kind}, expected {FULL} or {SLIDING}")),
             None => Ok(()),
         }
     }
 
-    /// The sliding window, if it is shorter than the context. Qwen's files name a window that is not in
-    /// use, and some layers may have none; the shortest counts.
+    /// Layers with full attention beside others with a window.
+    fn full_attention(&self) -> Vec<usize> {
+        if self.window().is_none() && self.rope_local_base_freq.is_none() {
+            return Vec::new();
+        }
+        let layers = 0..self.num_hidden_layers;
+        let is_full = |layer: &usize| {
+            if let Some(kind) = self.layer_types.get(*layer) {
+                return kind == FULL;
+            }
+            let is_one_of = |pattern: usize| pattern > 0 && (layer + 1).is_multiple_of(pattern);
+            let is_early = self.max_window_layers.is_some_and(|first| *layer < first);
+            is_early || self.sliding_window_pattern.is_some_and(is_one_of)
+        };
+        // Believed up to what a model can have.
+        layers.take(MOST_LAYERS).filter(is_full).collect()
+    }
+
+    /// The sliding window, if it is shorter than the context. Qwen's files name a window that is not in use.
     fn window(&self) -> Option<usize> {
-        let has_no_switch = [LanguageFamily::Mistral, LanguageFamily::Phi3];
+        use LanguageFamily::{Gemma3, Mistral, Phi3};
+        let has_no_switch = [Mistral, Phi3, Gemma3];
         let is_used = self.use_sliding_window || has_no_switch.contains(&self.model_type);
         self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)
     }
@@ -244,6 +313,12 @@ impl From<LlamaConfig> for LlamaConfigJson {
     fn from(config: LlamaConfig) -> Self {
         let is_qwen = matches!(config.family, LanguageFamily::Qwen2 | LanguageFamily::Qwen3);
         let of_llama = |bias: bool| (config.family == LanguageFamily::Llama).then_some(bias);
+        let is_gemma = config.is_gemma();
+        // Of layers that are all alike the families know by themselves.
+        let kind = |layer: usize| if config.is_local(layer) { SLIDING } else { FULL }.to_owned();
+        let is_mixed = !config.full_attention.is_empty() || is_gemma;
+        let n_told = if is_mixed { config.num_hidden_layers } else { 0 };
+        let layer_types = (0..n_told).map(kind).collect();
         let is_partial = config.rotary_dim != config.head_dim;
         let share = config.rotary_dim as f64 / config.head_dim as f64;
         let original_max_position_embeddings = match &config.rope.scaling {
@@ -262,7 +337,15 @@ impl From<LlamaConfig> for LlamaConfigJson {
             head_dim: Some(config.head_dim),
             max_position_embeddings: config.max_position_embeddings,
             rms_norm_eps: config.rms_norm_eps,
-            hidden_act: silu(),
+            hidden_act: if is_gemma { GELU_TANH.into() } else { silu() },
+            hidden_activation: is_gemma.then(|| GELU_TANH.into()),
+            query_pre_attn_scalar: config.query_pre_attn_scalar,
+            rope_local_base_freq: config.local_rope_theta,
+            attn_logit_softcapping: None,
+            final_logit_softcapping: None,
+            use_bidirectional_attention: None,
+            sliding_window_pattern: None,
+            max_window_layers: None,
             rope_theta: Some(config.rope.theta),
             rope_scaling: config.rope.scaling.into(),
             rope_parameters: None,
@@ -275,7 +358,7 @@ impl From<LlamaConfig> for LlamaConfigJson {
             mlp_bias: of_llama(config.mlp_bias),
             use_sliding_window: is_qwen && config.window.is_some(),
             sliding_window: config.window,
-            layer_types: Vec::new(),
+            layer_types,
             bos_token_id: config.bos_token_id,
             eos_token_id: match config.eos_token_ids.as_slice() {
                 [] => None,

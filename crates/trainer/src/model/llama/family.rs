@@ -16,11 +16,14 @@ pub enum LanguageFamily {
     Qwen2,
     /// Qwen3: queries and keys are normed.
     Qwen3,
+    /// Gemma 3, its text model: four norms in a block, most layers see a window only.
+    #[serde(rename = "gemma3_text")]
+    Gemma3,
     /// Phi-3, Phi-3.5 mini, Phi-4 and Phi-4-mini: q, k and v are one layer, and so are gate and up.
     Phi3,
 }
 
-use LanguageFamily::{Llama, Mistral, Phi3, Qwen2, Qwen3};
+use LanguageFamily::{Gemma3, Llama, Mistral, Phi3, Qwen2, Qwen3};
 
 /// What there is to know of a family by its name.
 struct LanguageFamilyFacts {
@@ -29,16 +32,22 @@ struct LanguageFamilyFacts {
     model_type: &'static str,
     /// The class in transformers.
     class: &'static str,
+    /// The same of models that contain one of the family, beside a vision tower.
+    containers: &'static [&'static str],
     /// `general.architecture` in GGUF files. Of several the first reads them.
     architecture: &'static str,
     target_presets: &'static [TargetPreset],
 }
 
-const FAMILIES: [LanguageFamilyFacts; 5] = [
+const FAMILIES: [LanguageFamilyFacts; 6] = [
     facts(Llama, "llama", "LlamaForCausalLM", "llama", SEPARATE),
     facts(Mistral, "mistral", "MistralForCausalLM", "llama", SEPARATE),
     facts(Qwen2, "qwen2", "Qwen2ForCausalLM", "qwen2", SEPARATE),
     facts(Qwen3, "qwen3", "Qwen3ForCausalLM", "qwen3", SEPARATE),
+    LanguageFamilyFacts {
+        containers: &["gemma3", "Gemma3ForConditionalGeneration"],
+        ..facts(Gemma3, "gemma3_text", "Gemma3ForCausalLM", "gemma3", SEPARATE)
+    },
     facts(Phi3, "phi3", "Phi3ForCausalLM", "phi3", FUSED),
 ];
 
@@ -49,7 +58,7 @@ const fn facts(
     architecture: &'static str,
     target_presets: &'static [TargetPreset],
 ) -> LanguageFamilyFacts {
-    LanguageFamilyFacts { family, model_type, class, architecture, target_presets }
+    LanguageFamilyFacts { family, model_type, class, containers: &[], architecture, target_presets }
 }
 
 const ATTENTION: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj"];
@@ -73,12 +82,17 @@ const DEFAULT_PRESET: &str = "all";
 impl LanguageFamily {
     /// Of `model_type` in `config.json`.
     pub fn of_model_type(name: &str) -> Option<Self> {
-        FAMILIES.iter().find(|facts| facts.model_type == name).map(|facts| facts.family)
+        let is_it = |facts: &&LanguageFamilyFacts| {
+            facts.model_type == name || facts.containers.contains(&name)
+        };
+        FAMILIES.iter().find(is_it).map(|facts| facts.family)
     }
 
     /// Of a class in transformers.
     pub fn of_class(name: &str) -> Option<Self> {
-        FAMILIES.iter().find(|facts| facts.class == name).map(|facts| facts.family)
+        let is_it =
+            |facts: &&LanguageFamilyFacts| facts.class == name || facts.containers.contains(&name);
+        FAMILIES.iter().find(is_it).map(|facts| facts.family)
     }
 
     /// Of `general.architecture` in a GGUF file.

@@ -7,11 +7,11 @@ use std::ops::Range;
 use compute::ops::{
     Activation, Attention, Linear, QkNormRope, Rope, RopeAxis, RopePairs, RowWeights, rope_table,
 };
-use compute::{BlockSwap, Device, Dtype, Tape, Tensor, Var};
+use compute::{BlockSwap, Device, Dtype, Tag, Tape, Tensor, Var};
 
-use super::LlamaConfig;
 use super::kv_cache::KvCache;
 use super::projections::Projections;
+use super::{LlamaConfig, RopeConfig, RopeScaling};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::{LinearLayer, ModelTensor};
@@ -26,7 +26,7 @@ pub struct Llama {
     tokens: ModelTensor,
     blocks: Vec<LlamaBlock>,
     block_swap: Option<BlockSwap>,
-    norm: ModelTensor,
+    norm: NormWeight,
     /// [vocabulary, D]; none where it is tied to the token embedding.
     head: Option<ModelTensor>,
 }
@@ -55,6 +55,8 @@ pub struct BlockInputs {
     key_lengths: Option<Tensor>,
     /// Whether queries are recomputed.
     recomputes_queries: bool,
+    /// The same for layers with a window, where theirs are others.
+    local: Option<Box<Self>>,
 }
 
 impl BlockInputs {
@@ -75,7 +77,84 @@ impl BlockInputs {
     }
 
     fn with_table(rope_table: Tensor, recomputes_queries: bool) -> Self {
-        Self { rope_table, first_keys: None, window: None, key_lengths: None, recomputes_queries }
+        Self {
+            rope_table,
+            first_keys: None,
+            window: None,
+            key_lengths: None,
+            recomputes_queries,
+            local: None,
+        }
+    }
+
+    /// For texts of N tokens, each of which attends from its first key on.
+    fn of_documents(
+        config: &LlamaConfig,
+        device: &Device,
+        sizes: [usize; 2],
+        first_keys: Option<&[u32]>,
+        recompute: Recompute,
+    ) -> Result<Self> {
+        let [samples, n] = sizes;
+        let mut inputs = Self::packed(config, device, n, recompute)?;
+        inputs.first_keys = first_keys.map(|keys| device.upload(sizes, keys)).transpose()?;
+        let zeros = || vec![0; samples * n];
+        inputs.narrow(config, device, 0..n, n, || first_keys.map_or_else(zeros, <[u32]>::to_vec))?;
+        Ok(inputs)
+    }
+
+    /// For the next `n` tokens of a text behind those in a cache; with `window`, all layers have one.
+    fn of_next(
+        config: &LlamaConfig,
+        device: &Device,
+        cache: &KvCache,
+        n: usize,
+        window: Option<usize>,
+    ) -> Result<Self> {
+        let (first, position) = (cache.n_tokens(), cache.next_position());
+        let table = rotary_table(config, device, position..position + n, cache.max_tokens())?;
+        let mut inputs = Self::with_table(table, false);
+        if let Some(window) = window {
+            let keys = within_window(&vec![0; n], first..first + n, window);
+            inputs.first_keys = Some(device.upload([1, n], &keys)?);
+        }
+        inputs.narrow(config, device, first..first + n, cache.max_tokens(), || vec![0; n])?;
+        Ok(inputs)
+    }
+
+    /// Adds what layers with a window need: their rotary positions, and a first key that leaves each of these tokens so
+    /// many keys as the window has.
+    fn narrow(
+        &mut self,
+        config: &LlamaConfig,
+        device: &Device,
+        tokens: Range<usize>,
+        length: usize,
+        first_keys: impl FnOnce() -> Vec<u32>,
+    ) -> Result<()> {
+        if !(0..config.num_hidden_layers).any(|layer| config.is_local(layer)) {
+            return Ok(());
+        }
+        let mut local = self.clone();
+        if let Some(theta) = config.local_rope_theta {
+            let rope = RopeConfig { theta, scaling: RopeScaling::None };
+            let config = LlamaConfig { rope, ..config.clone() };
+            local.rope_table = rotary_table(&config, device, tokens.clone(), length)?;
+        }
+        if let Some(window) = config.window.filter(|window| *window < tokens.end) {
+            let keys = first_keys();
+            let sizes = [keys.len() / tokens.len().max(1), tokens.len()];
+            let keys = within_window(&keys, tokens, window);
+            local.first_keys = Some(device.upload(sizes, &keys)?);
+            local.window = Some(window);
+        }
+        self.local = Some(Box::new(local));
+        Ok(())
+    }
+
+    /// Those of a layer.
+    fn of_layer(&self, is_local: bool) -> &Self {
+        self.local.as_deref().filter(|_| is_local).unwrap_or(self)
     }
 
     /// The same for tokens with a position on each of several axes, of which each turns its section of a head.
@@ -101,6 +180,12 @@ impl BlockInputs {
     }
 }
 
+/// The first keys of these tokens of each sample: what is given for them, or as many keys as the window has.
+fn within_window(first_keys: &[u32], tokens: Range<usize>, window: usize) -> Vec<u32> {
+    let of_window = tokens.map(|at| (at + 1).saturating_sub(window) as u32);
+    first_keys.iter().zip(of_window.cycle()).map(|(given, own)| *given.max(&own)).collect()
+}
+
 impl Llama {
     /// Builds the model.
     pub fn new(config: &LlamaConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
@@ -108,9 +193,9 @@ impl Llama {
         let mut inner = build.at("model");
         let tokens = inner.embedding("embed_tokens", sizes)?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| LlamaBlock::new(config, inner.block("layers", index)))
+            .map(|index| LlamaBlock::of_layer(config, index, inner.block("layers", index)))
             .collect::<Result<_>>()?;
-        let norm = inner.norm("norm", config.hidden_size)?;
+        let norm = NormWeight::new(config, &mut inner, "norm", config.hidden_size)?;
         let head = if config.tie_word_embeddings {
             None
         } else {
@@ -126,18 +211,17 @@ impl Llama {
     }
 
     /// The final hidden states of `ids` [S, N], u32: [S, N, D]. A token attends to those of its sample from
-    /// `first_keys` [S, N], u32, up to itself; to all before it if not given.
+    /// `first_keys` [S, N] up to itself; to all before it if not given. In layers with a window, to no more than that.
     pub fn hidden_states<'m>(
         &'m self,
         tape: &Tape<'m>,
         ids: &Tensor,
-        first_keys: Option<&Tensor>,
+        first_keys: Option<&[u32]>,
         recompute: Recompute,
     ) -> Result<Var> {
-        self.config.check_length(ids.shape().width())?;
-        let n = ids.shape().width();
-        let mut inputs = BlockInputs::packed(&self.config, tape.device(), n, recompute)?;
-        inputs.first_keys = first_keys.cloned();
+        let (config, sizes) = (&self.config, [ids.shape().rows(), ids.shape().width()]);
+        let inputs =
+            BlockInputs::of_documents(config, tape.device(), sizes, first_keys, recompute)?;
         let x = self.embed(tape, ids)?;
         let swap = self.block_swap.as_ref();
         let x = run_blocks(&self.blocks, swap, 0, tape, x, &inputs, recompute)?;
@@ -151,7 +235,7 @@ impl Llama {
         tape: &Tape<'m>,
         ids: &Tensor,
         targets: &Tensor,
-        first_keys: Option<&Tensor>,
+        first_keys: Option<&[u32]>,
         recompute: Recompute,
     ) -> Result<Var> {
         let hidden = self.hidden_states(tape, ids, first_keys, recompute)?;
@@ -185,7 +269,6 @@ impl Llama {
 
     /// A KV cache for a text of up to `max_tokens` tokens.
     pub fn new_cache(&self, device: &Device, max_tokens: usize) -> Result<KvCache> {
-        self.config.check_length(max_tokens)?;
         KvCache::new(device, &self.config, self.dtype, max_tokens)
     }
 
@@ -196,7 +279,6 @@ impl Llama {
         max_tokens: usize,
         n_texts: usize,
     ) -> Result<KvCache> {
-        self.config.check_length(max_tokens)?;
         KvCache::of_group(device, &self.config, self.dtype, max_tokens, n_texts)
     }
 
@@ -224,9 +306,9 @@ impl Llama {
         positions: &[[usize; AXES]],
         cache: &mut KvCache,
     ) -> Result<Var> {
-        let table = section_table(&self.config, tape.device(), sections, positions)?;
+        let inputs = BlockInputs::of_sections(&self.config, tape.device(), sections, positions)?;
         let swap = self.block_swap.as_ref();
-        let x = run_with_table(&self.blocks, swap, tape, x, cache, &table, None)?;
+        let x = run_next(&self.blocks, swap, tape, x, cache, &inputs)?;
         let largest = positions.as_flattened().iter().max();
         cache.set_next_position(largest.map_or(0, |largest| largest + 1));
         self.normed(tape, &x)
@@ -251,11 +333,15 @@ impl Llama {
     /// The embeddings of `ids` [S, N]: [S, N, D].
     pub fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
         // A trained embedding is held in f32.
-        Ok(tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?)
+        let x = tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?;
+        match self.config.embedding_scale(self.dtype) {
+            Some(scale) => Ok(tape.scale(&x, scale)?),
+            None => Ok(x),
+        }
     }
 
     fn normed(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
-        Ok(tape.rms_norm(x, Some(&self.norm.var(tape)), self.config.rms_norm_eps)?)
+        Ok(tape.rms_norm(x, Some(&self.norm.var(tape)?), self.config.rms_norm_eps)?)
     }
 
     fn head(&self, tape: &Tape<'_>) -> Var {
@@ -304,37 +390,29 @@ pub fn run_cached_blocks<'m>(
     cache: &mut KvCache,
     window: Option<usize>,
 ) -> Result<Var> {
-    let (position, n) = (cache.next_position(), x.shape().sizes()[1]);
-    let positions = position..position + n;
-    let table = rotary_table(config, tape.device(), positions, cache.max_tokens())?;
-    run_with_table(blocks, block_swap, tape, x, cache, &table, window)
+    let n = x.shape().sizes()[1];
+    let inputs = BlockInputs::of_next(config, tape.device(), cache, n, window)?;
+    run_next(blocks, block_swap, tape, x, cache, &inputs)
 }
 
-/// The same with a rotary table of their positions.
-fn run_with_table<'m>(
+/// The same with what the blocks need besides.
+fn run_next<'m>(
     blocks: &'m [LlamaBlock],
     block_swap: Option<&'m BlockSwap>,
     tape: &Tape<'m>,
     mut x: Var,
     cache: &mut KvCache,
-    table: &Tensor,
-    window: Option<usize>,
+    inputs: &BlockInputs,
 ) -> Result<Var> {
     let (first, n) = (cache.n_tokens(), x.shape().sizes()[1]);
     cache.check_room(n)?;
-    let first_keys = window.map(|window| {
-        let first_key = |at: usize| (at + 1).saturating_sub(window) as u32;
-        let first_keys: Vec<u32> = (first..first + n).map(first_key).collect();
-        tape.device().upload([1, n], &first_keys)
-    });
-    let first_keys = first_keys.transpose()?;
     let n_texts = cache.n_texts;
     for (index, (block, held)) in blocks.iter().zip(&mut cache.blocks).enumerate() {
         x = tape.run_block(block_swap, index, || {
             if n_texts > 1 {
-                return block.forward_group(tape, &x, table, held, first);
+                return block.forward_group(tape, &x, inputs, held, first);
             }
-            block.forward_cached(tape, &x, table, held, first, first_keys.as_ref())
+            block.forward_cached(tape, &x, inputs, held, first)
         })?;
     }
     cache.skip_to(first + n);
@@ -380,30 +458,85 @@ fn section_table<const AXES: usize>(
 
 /// Attention and a feed-forward, each with a residual connection.
 pub struct LlamaBlock {
-    norms: [ModelTensor; 2],
+    /// Before attention and before the feed-forward.
+    norms: [NormWeight; 2],
+    /// Of what they add to x.
+    branch_norms: Option<[NormWeight; 2]>,
     qkv: Projections,
     /// Of queries and of keys.
-    head_norms: Option<[ModelTensor; 2]>,
+    head_norms: Option<[NormWeight; 2]>,
     out: LinearLayer,
     gate_up: Projections,
     down: LinearLayer,
     n_heads: usize,
     n_kv_heads: usize,
     d_head: usize,
+    scale: f32,
     epsilon: f32,
+    activation: Activation,
+    is_local: bool,
+}
+
+/// The weight of a norm.
+struct NormWeight {
+    weight: ModelTensor,
+    /// Of Gemma, which multiplies by one more than the weight.
+    ones: Option<Var>,
+}
+
+impl NormWeight {
+    fn new(
+        config: &LlamaConfig,
+        b: &mut ModelBuilder<'_>,
+        name: &str,
+        width: usize,
+    ) -> Result<Self> {
+        let weight = b.norm(name, width)?;
+        let device = b.device();
+        let ones = || device.with_tag(Tag::Weights, || device.upload([width], &vec![1.0f32; width]));
+        let ones = config.is_gemma().then(ones).transpose()?.map(Var::from);
+        Ok(Self { weight, ones })
+    }
+
+    /// What it multiplies by.
+    fn var(&self, tape: &Tape<'_>) -> compute::Result<Var> {
+        let weight = self.weight.var(tape);
+        self.ones.as_ref().map_or(Ok(weight.clone()), |ones| tape.add(&weight, ones))
+    }
 }
 
 impl LlamaBlock {
+    /// Builds a block of a model whose blocks are all alike.
+    pub fn new(config: &LlamaConfig, b: ModelBuilder<'_>) -> Result<Self> {
+        Self::of_layer(config, 0, b)
+    }
+
     /// Builds a block.
-    pub fn new(config: &LlamaConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
+    fn of_layer(config: &LlamaConfig, index: usize, mut b: ModelBuilder<'_>) -> Result<Self> {
         let (d, inner, d_head) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (n_heads, n_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let queries = n_heads * d_head;
+        let mut pair = |names: [&str; 2], width| -> Result<[NormWeight; 2]> {
+            let [first, second] = names.map(|name| NormWeight::new(config, &mut b, name, width));
+            Ok([first?, second?])
+        };
+        let [before_attention, after_attention] = ["input_layernorm", "post_attention_layernorm"];
+        let [before, after] = ["pre_feedforward_layernorm", "post_feedforward_layernorm"];
+        let (norms, branch_norms) = if config.is_gemma() {
+            let norms = pair([before_attention, before], d)?;
+            (norms, Some(pair([after_attention, after], d)?))
+        } else {
+            (pair([before_attention, after_attention], d)?, None)
+        };
+        let heads = ["self_attn.q_norm", "self_attn.k_norm"];
+        let qkv = Projections::qkv(config, &mut b)?;
         Ok(Self {
-            norms: [b.norm("input_layernorm", d)?, b.norm("post_attention_layernorm", d)?],
-            qkv: Projections::qkv(config, &mut b)?,
+            norms,
+            branch_norms,
+            qkv,
             head_norms: if config.has_qk_norm() {
-                Some([b.norm("self_attn.q_norm", d_head)?, b.norm("self_attn.k_norm", d_head)?])
+                let [q, k] = heads.map(|name| NormWeight::new(config, &mut b, name, d_head));
+                Some([q?, k?])
             } else {
                 None
             },
@@ -413,12 +546,16 @@ impl LlamaBlock {
             n_heads,
             n_kv_heads,
             d_head,
+            scale: config.attention_scale(),
             epsilon: config.rms_norm_eps,
+            activation: if config.is_gemma() { Activation::GeluTanh } else { Activation::Silu },
+            is_local: config.is_local(index),
         })
     }
 
     /// x [S, N, D] to the same.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var, inputs: &BlockInputs) -> compute::Result<Var> {
+        let inputs = inputs.of_layer(self.is_local);
         let [q, k, v] = self.project(tape, x, &inputs.rope_table, inputs.recomputes_queries)?;
         let attention = Attention {
             first_keys: inputs.first_keys.as_ref(),
@@ -437,18 +574,19 @@ impl LlamaBlock {
         &self,
         tape: &Tape<'_>,
         x: &Var,
-        table: &Tensor,
+        inputs: &BlockInputs,
         kv: &mut [Tensor; 2],
         first: usize,
-        first_keys: Option<&Tensor>,
     ) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, table, false)?;
+        let inputs = inputs.of_layer(self.is_local);
+        let [q, k, v] = self.project(tape, x, &inputs.rope_table, false)?;
         let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
         let mut all = |which: usize, next: &Var| {
             kv[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
             Ok::<_, compute::ComputeError>(Var::from(kv[which].narrow(0..n).reshape([1, n, width])))
         };
         let (k, v) = (all(0, &k)?, all(1, &v)?);
+        let first_keys = inputs.first_keys.as_ref();
         let attended = tape.attention(&q, &k, &v, Attention { first_keys, ..self.attention() })?;
         drop((q, k, v));
         self.finish(tape, x, &attended)
@@ -459,11 +597,13 @@ impl LlamaBlock {
         &self,
         tape: &Tape<'_>,
         x: &Var,
-        table: &Tensor,
+        inputs: &BlockInputs,
         kv: &mut [Tensor; 2],
         first: usize,
     ) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, table, false)?;
+        let inputs = inputs.of_layer(self.is_local);
+        let first_keys = inputs.first_keys.as_ref();
+        let [q, k, v] = self.project(tape, x, &inputs.rope_table, false)?;
         let (width, all) = (k.shape().width(), kv[0].shape().width());
         let (samples, n) = (x.shape().sizes()[0], x.shape().sizes()[1]);
         if samples == 1 {
@@ -474,7 +614,8 @@ impl LlamaBlock {
                 let rows = tape.gather_tokens(next, &repeated)?;
                 held.write_rows(first, &rows.tensor().reshape([n, all]))?;
             }
-            let attended = tape.attention(&q, &k, &v, self.attention())?;
+            let how = Attention { first_keys, ..self.attention() };
+            let attended = tape.attention(&q, &k, &v, how)?;
             drop((q, k, v));
             return self.finish(tape, x, &attended);
         }
@@ -491,6 +632,7 @@ impl LlamaBlock {
         let how = Attention {
             n_heads: samples * self.n_heads,
             n_kv_heads: samples * self.n_kv_heads,
+            first_keys,
             ..self.attention()
         };
         let attended = tape.attention(&one(q.tensor(), 1), &keys, &values, how)?;
@@ -507,9 +649,9 @@ impl LlamaBlock {
         table: &Tensor,
         recomputes_queries: bool,
     ) -> compute::Result<[Var; 3]> {
-        let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)), self.epsilon)?;
-        let rotated = |x: &Var, norm: Option<&ModelTensor>, n_heads: usize| {
-            let weight = norm.map(|norm| norm.var(tape));
+        let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)?), self.epsilon)?;
+        let rotated = |x: &Var, norm: Option<&NormWeight>, n_heads: usize| {
+            let weight = norm.map(|norm| norm.var(tape)).transpose()?;
             let norm = weight.as_ref().map(|weight| (weight, self.epsilon));
             let rope = Some(Rope { table, pairs: RopePairs::HalfSplit });
             tape.qk_norm_rope(x, QkNormRope { n_heads, norm, rope })
@@ -523,21 +665,36 @@ impl LlamaBlock {
     }
 
     fn attention(&self) -> Attention<'static> {
-        let Self { n_heads, n_kv_heads, d_head, .. } = *self;
-        Attention { n_kv_heads, is_causal: true, ..Attention::full(n_heads, d_head) }
+        let Self { n_heads, n_kv_heads, d_head, scale, .. } = *self;
+        Attention { n_kv_heads, is_causal: true, scale, ..Attention::full(n_heads, d_head) }
     }
 
     /// Adds the output projection of attention to x, then the feed-forward.
     fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
-        let x = self.out.forward_add(tape, attended, x)?;
-        let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)), self.epsilon)?;
+        let x = self.add(tape, &self.out, attended, x, 0)?;
+        let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)?), self.epsilon)?;
         let parts = self.gate_up.of(tape, &h)?;
         let (gate, up) = (parts.part(tape, 0, false)?, parts.part(tape, 1, false)?);
         drop(parts);
         drop(h);
-        let inner = tape.glu(&gate, &up, Activation::Silu)?;
+        let inner = tape.glu(&gate, &up, self.activation)?;
         drop((gate, up));
-        self.down.forward_add(tape, &inner, &x)
+        self.add(tape, &self.down, &inner, &x, 1)
+    }
+
+    /// Adds a branch to x, the first or the second: what its last layer makes of `inner`, normed if branches are.
+    fn add(
+        &self,
+        tape: &Tape<'_>,
+        layer: &LinearLayer,
+        inner: &Var,
+        x: &Var,
+        branch: usize,
+    ) -> compute::Result<Var> {
+        let Some(norms) = &self.branch_norms else { return layer.forward_add(tape, inner, x) };
+        let weight = norms[branch].var(tape)?;
+        let added = tape.rms_norm(&layer.forward(tape, inner)?, Some(&weight), self.epsilon)?;
+        tape.add(x, &added)
     }
 }
 

@@ -31,6 +31,10 @@ impl<'a> GgufConfigReader<'a> {
     fn new(catalog: &'a Catalog) -> Result<Self> {
         let architecture = catalog.metadata.get("general.architecture").map_or("", String::as_str);
         match LanguageFamily::of_architecture(architecture) {
+            Some(LanguageFamily::Gemma3) => Err(TrainerError::Config {
+                problem: "architecture is gemma3, whose files are written and not read".into(),
+                path: catalog.path.clone(),
+            }),
             Some(family) => Ok(Self { catalog, family, architecture }),
             None => {
                 let known = LanguageFamily::architectures().join(", ");
@@ -68,6 +72,9 @@ impl<'a> GgufConfigReader<'a> {
             attention_bias: self.has("blk.0.attn_output.bias") && is_llama,
             mlp_bias: self.has("blk.0.ffn_gate.bias"),
             window: self.window()?,
+            full_attention: Vec::new(),
+            local_rope_theta: None,
+            query_pre_attn_scalar: None,
             bos_token_id: self.token("bos_token_id")?,
             eos_token_ids: self.eos_token_ids()?,
         })

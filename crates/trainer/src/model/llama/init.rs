@@ -17,6 +17,8 @@ pub struct LlamaInit {
     seed: u64,
     /// Factor on the std of residual projections.
     factor: f32,
+    /// What the weight of a norm is that changes nothing.
+    norm: f32,
     n_tensors: u64,
 }
 
@@ -34,13 +36,14 @@ impl LlamaInit {
     /// For a model of this config.
     pub fn new(config: &LlamaConfig, precision: Precision, seed: u64) -> Self {
         let factor = 1.0 / (2.0 * config.num_hidden_layers as f32).sqrt();
-        Self { precision, seed, factor, n_tensors: 0 }
+        let norm = if config.is_gemma() { 0.0 } else { 1.0 };
+        Self { precision, seed, factor, norm, n_tensors: 0 }
     }
 
     fn random_init(&self, device: &Device, want: &TensorSpec) -> compute::Result<Tensor> {
         let dtype = self.precision.dtype_of(want.role);
         if want.role == TensorRole::Vector {
-            let number = if want.name.ends_with(".weight") { 1.0 } else { 0.0 };
+            let number = if want.name.ends_with(".weight") { self.norm } else { 0.0 };
             return device.upload_as(want.shape, &vec![number; want.shape.elements()], dtype);
         }
         let sequence = RandomSequence::new(self.seed, self.n_tensors);

@@ -1,12 +1,13 @@
 //! Language models of Llama's architecture: decoder-only, with grouped-query attention, rotary positions
 //! and gated feed-forwards (Touvron et al.,
 //! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
-//! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` and
-//! `Phi3ForCausalLM` compute it. Not supported: texts longer than a sliding window, and mixtures of experts.
+//! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM`,
+//! `Gemma3ForCausalLM` and `Phi3ForCausalLM` compute it. Not supported: mixtures of experts.
 
 mod config_json;
 mod family;
 mod forward;
+mod gemma;
 mod gguf;
 pub mod init;
 pub mod kv_cache;
@@ -17,6 +18,7 @@ mod projections;
 pub mod published;
 mod rope;
 
+use compute::Dtype;
 use serde::{Deserialize, Serialize};
 
 pub use family::LanguageFamily;
@@ -29,7 +31,7 @@ use config_json::LlamaConfigJson;
 
 /// What `config.json` says, with what it leaves to the family's defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "LlamaConfigJson", into = "LlamaConfigJson")]
+#[serde(try_from = "serde_json::Value", into = "LlamaConfigJson")]
 pub struct LlamaConfig {
     /// Its family.
     pub family: LanguageFamily,
@@ -61,9 +63,14 @@ pub struct LlamaConfig {
     pub attention_bias: bool,
     /// Whether feed-forwards have biases.
     pub mlp_bias: bool,
-    /// The sliding window of some layers, in tokens; none for full attention. Texts that fit into it are
-    /// computed with full attention.
+    /// The sliding window of layers: of each token they see this many, with itself. None for full attention.
     pub window: Option<usize>,
+    /// Layers that see all tokens nevertheless.
+    pub full_attention: Vec<usize>,
+    /// Base of the rotary frequencies of layers with a window, where it is another.
+    pub local_rope_theta: Option<f64>,
+    /// What q·k is divided by the square root of; the width of a head if not given.
+    pub query_pre_attn_scalar: Option<f64>,
     /// The token that begins a text, if any does.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
@@ -78,7 +85,37 @@ impl LlamaConfig {
 
     /// Whether queries and keys are normed, head by head.
     fn has_qk_norm(&self) -> bool {
-        self.family == LanguageFamily::Qwen3
+        matches!(self.family, LanguageFamily::Qwen3 | LanguageFamily::Gemma3)
+    }
+
+    /// Whether norms multiply by one more than their weight, and each branch of a block ends with a norm too.
+    fn is_gemma(&self) -> bool {
+        self.family == LanguageFamily::Gemma3
+    }
+
+    /// Whether a layer has the window, and rotary frequencies of its own.
+    fn is_local(&self, layer: usize) -> bool {
+        let has_any = self.window.is_some() || self.local_rope_theta.is_some();
+        has_any && !self.full_attention.contains(&layer)
+    }
+
+    /// What q·k is multiplied by.
+    fn attention_scale(&self) -> f32 {
+        self.query_pre_attn_scalar.unwrap_or(self.head_dim as f64).powf(-0.5) as f32
+    }
+
+    /// What embeddings are multiplied by, which transformers rounds to the dtype of weights.
+    fn embedding_scale(&self, dtype: Dtype) -> Option<f32> {
+        let scale = (self.hidden_size as f32).sqrt();
+        // Bits of an f32 that the dtype has no place for.
+        let spare = match dtype {
+            Dtype::Bf16 => 16,
+            Dtype::F16 => 13,
+            _ => return self.is_gemma().then_some(scale),
+        };
+        let to_even = (1 << (spare - 1)) - 1 + (scale.to_bits() >> spare & 1);
+        let rounded = f32::from_bits((scale.to_bits() + to_even) >> spare << spare);
+        self.is_gemma().then_some(rounded)
     }
 
     /// Whether queries, keys and values come from one layer, and gate and up too.
@@ -86,15 +123,14 @@ impl LlamaConfig {
         self.family == LanguageFamily::Phi3
     }
 
-    /// Checks that a text of this length fits into the sliding window.
+    /// Checks that a text of this length fits into the sliding window, where windows are not computed.
     pub fn check_length(&self, length: usize) -> crate::error::Result<()> {
         match self.window {
             Some(window) if length > window => Err(TrainerError::Request {
                 problem: format!(
-                    "a text of {length} tokens, the model's sliding_window is {window}"
+                    "a prompt of {length} tokens, the text encoder's sliding_window is {window}"
                 ),
-                hint: "sliding-window attention is not supported; up to its window a model sees all: \
-                       set text.length, or prompt and --max-tokens, so that no text is longer",
+                hint: "text encoders see all of a prompt: shorten it",
             }),
             _ => Ok(()),
         }
@@ -127,6 +163,12 @@ impl LlamaConfig {
         Unsupported::unless(
             u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORE_INDEX),
             format!("vocab_size {} does not fit into 32 bits", self.vocab_size),
+        )?;
+        Unsupported::unless(self.window != Some(0), "sliding_window is 0".to_owned())?;
+        let positive = |number: Option<f64>| number.is_none_or(|it| it.is_finite() && it > 0.0);
+        Unsupported::unless(
+            positive(self.local_rope_theta) && positive(self.query_pre_attn_scalar),
+            "rope_local_base_freq or query_pre_attn_scalar is not above 0".to_owned(),
         )?;
         self.rope.check(self.rotary_dim)
     }

@@ -12,7 +12,7 @@ use crate::model::tensor_piece::TensorPiece;
 
 /// The layout of these files.
 pub fn layout_of(catalog: &Catalog, config: &LlamaConfig) -> CheckpointLayout<'static> {
-    if is_gguf(catalog) { gguf(config) } else { transformers(config) }
+    if is_gguf(catalog) { gguf(config) } else { transformers(catalog, config) }
 }
 
 /// Whether these are a language model's tensors by the names of GGUF.
@@ -21,13 +21,22 @@ pub fn is_gguf(catalog: &Catalog) -> bool {
 }
 
 /// A folder as transformers saves it.
-pub fn transformers(config: &LlamaConfig) -> CheckpointLayout<'static> {
+pub fn transformers(catalog: &Catalog, config: &LlamaConfig) -> CheckpointLayout<'static> {
     let is_tied = config.tie_word_embeddings;
-    // Old files hold rotary frequencies, and some hold a tied output layer twice.
+    let prefix = prefix(catalog);
+    let is_inside = prefix != "model." && config.is_gemma();
+    let own = prefix.clone();
+    // Old files hold rotary frequencies, and some hold a tied output layer twice; others a vision tower.
     let is_spare = move |name: &str| {
-        name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight")
+        name.ends_with("rotary_emb.inv_freq")
+            || (is_tied && name.ends_with("lm_head.weight"))
+            || (is_inside && !name.starts_with(&own))
     };
-    CheckpointLayout { ignores: Box::new(is_spare), ..CheckpointLayout::identity() }
+    let place = move |name: &str| match name.strip_prefix("model.").filter(|_| is_inside) {
+        Some(rest) => vec![TensorPiece::whole(format!("{prefix}{rest}"))],
+        None => vec![TensorPiece::whole(name)],
+    };
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(is_spare) }
 }
 
 /// A GGUF file.
@@ -127,7 +136,34 @@ const LAYERS: [(&str, &str); 13] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// What GGUF calls a tensor.
+/// What GGUF calls a tensor of a model. Gemma has a norm more before and after each branch.
+pub fn gguf_name_of(config: &LlamaConfig, name: &str) -> String {
+    if !config.is_gemma() {
+        return gguf_name(name);
+    }
+    let stored = gguf_name(name);
+    for (ours, theirs) in GEMMA_NORMS {
+        if let Some(start) = name.strip_suffix(&format!(".{ours}.weight")) {
+            let index = start.rsplit('.').next().unwrap_or_default();
+            return format!("blk.{index}.{theirs}.weight");
+        }
+    }
+    stored
+}
+
+/// Taken: as [`LAYERS`].
+const GEMMA_NORMS: [(&str, &str); 3] = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// Whether GGUF files hold one more than this weight, which is what llama.cpp multiplies by.
+pub(crate) fn is_offset_norm(config: &LlamaConfig, name: &str) -> bool {
+    config.is_gemma() && name.ends_with("norm.weight")
+}
+
+/// What GGUF calls a tensor of all families but Gemma.
 pub fn gguf_name(name: &str) -> String {
     let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
     let outer = match module {

@@ -121,6 +121,9 @@ impl PublishedLlama {
             attention_bias: false,
             mlp_bias: false,
             window: None,
+            full_attention: Vec::new(),
+            local_rope_theta: None,
+            query_pre_attn_scalar: None,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         }

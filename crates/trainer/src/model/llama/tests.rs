@@ -63,6 +63,27 @@ fn settings_that_are_written_read_the_same() {
     }
 }
 
+/// The text model of a published Gemma 3 with a vision tower says little of itself.
+#[test]
+fn gemma_has_the_defaults_of_transformers() {
+    let text = json!({"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}});
+    let file = json!({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106], "text_config": text, "vision_config": {"hidden_size": 1152}});
+    let config: LlamaConfig = serde_json::from_value(file).unwrap();
+    config.check().unwrap_or_else(|problem| panic!("{problem:?}"));
+    assert_eq!((config.vocab_size, config.head_dim, config.num_key_value_heads), (262_208, 256, 4));
+    assert_eq!((config.window, config.local_rope_theta), (Some(1024), Some(1e4)));
+    assert_eq!(config.full_attention, [5, 11, 17, 23, 29]);
+    assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!((config.eos_token_ids.clone(), config.tie_word_embeddings), (vec![1, 106], true));
+    // sqrt(2560) is 50.596; in bf16 the weights of transformers are scaled by 50.5.
+    assert_eq!(config.embedding_scale(Dtype::Bf16), Some(50.5));
+    let written = serde_json::to_value(&config).unwrap();
+    assert_eq!(serde_json::from_value::<LlamaConfig>(written).unwrap(), config);
+}
+
 /// As transformers: factors by the length of the text, the attention factor by how much longer the context became.
 #[test]
 fn long_texts_have_other_factors() {
@@ -92,6 +113,11 @@ fn unsupported_settings_are_refused() {
         (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
         (json!({"vocab_size": 5_000_000_000_u64}), "vocab_size 5000000000 does not fit"),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
+        (
+            json!({"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh",
+                "final_logit_softcapping": 30.0}),
+            "final_logit_softcapping is 30, expected none",
+        ),
         (
             json!({"model_type": "phi3", "partial_rotary_factor": 1.5}),
             "partial_rotary_factor is 1.5, expected 0 to 1",
@@ -126,12 +152,17 @@ fn a_window_is_kept_to() {
     assert_eq!(window(json!({"model_type": "mistral", "sliding_window": null})), None);
 
     let config = config(&used).unwrap();
+    assert_eq!(config.full_attention, [0]);
+    assert!(config.is_local(1) && !config.is_local(0));
     config.check_length(9).unwrap();
     let error = config.check_length(10).unwrap_err().to_string();
-    assert_eq!(error, "a text of 10 tokens, the model's sliding_window is 9");
+    assert_eq!(error, "a prompt of 10 tokens, the text encoder's sliding_window is 9");
     let written = serde_json::to_value(&config).unwrap();
     assert_eq!(serde_json::from_value::<LlamaConfig>(written).unwrap(), config);
 }
+
+/// Reference data of families whose blocks are others than Llama's.
+pub const OTHER_BLOCKS: [&str; 4] = ["phi3", "phi4", "phi4_long", "gemma3"];
 
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name)
@@ -265,9 +296,7 @@ fn packed_documents_do_not_attend_to_each_other() {
         let upload = |ids: &[u32]| device.upload([1, ids.len()], ids).unwrap();
         let (ids, targets) = (upload(&all), upload(&after.collect::<Vec<_>>()));
         let tape = Tape::training(&device, &adapters.params, 0);
-        let first_keys = first_keys.map(upload);
-        let loss =
-            model.loss(&tape, &ids, &targets, first_keys.as_ref(), Recompute::Block).unwrap();
+        let loss = model.loss(&tape, &ids, &targets, first_keys, Recompute::Block).unwrap();
         let number = loss.tensor().to_f32_vec()[0];
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients).unwrap();
