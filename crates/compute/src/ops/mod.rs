@@ -15,6 +15,7 @@ mod embedding;
 mod gather;
 mod glu;
 mod group_norm;
+mod grouped_linear;
 mod gumbel;
 mod khatri_rao;
 mod linear;
@@ -27,6 +28,7 @@ mod optimizer;
 mod patchify;
 mod qk_norm_rope;
 mod rms_norm;
+mod route;
 mod tokens;
 mod top_k;
 mod upsample;
@@ -51,6 +53,7 @@ pub use optimizer::{
 };
 pub use patchify::{PatchOrder, PatchedSize};
 pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
+pub use route::{Routing, RowGroups};
 pub use top_k::top_k;
 
 use crate::op::Op;

@@ -65,7 +65,7 @@ impl InputGradient {
 
 /// The weight as saved for backward.
 #[derive(Clone)]
-pub(super) enum SavedWeight<T> {
+pub(in crate::ops) enum SavedWeight<T> {
     Dense(T, Option<GradTarget>),
     Quantised(Quantised),
 }

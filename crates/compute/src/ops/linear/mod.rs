@@ -22,8 +22,9 @@ mod tests;
 
 use std::rc::Rc;
 
+pub(super) use self::backward::SavedWeight;
 pub(super) use self::backward::column_sums;
-use self::backward::{InputGradient, LayerBackward, LinearBackward, LoraBackward, SavedWeight};
+use self::backward::{InputGradient, LayerBackward, LinearBackward, LoraBackward};
 pub use self::fp8_check::Fp8Check;
 pub(crate) use self::fp8_check::Fp8Checks;
 use super::matmul::{FusedMatmul, Matmul, Operand};
@@ -33,7 +34,7 @@ use crate::op::{Op, OpContext};
 use crate::quantised::fp8_rows::{Fp8Rows, is_multiplied};
 use crate::random::RandomSequence;
 use crate::tape::Tape;
-use crate::var::{Activated, Remat, Var};
+use crate::var::{Activated, Remat, SavedTensor, Var};
 use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
@@ -76,10 +77,20 @@ impl<'a> From<&'a Quantised> for Weight<'a> {
 }
 
 impl<'a> Weight<'a> {
-    fn var(self) -> Option<&'a Var> {
+    pub(super) fn var(self) -> Option<&'a Var> {
         match self {
             Self::Dense(var) => Some(var),
             Self::Quantised(_) => None,
+        }
+    }
+
+    /// What backward needs of it.
+    pub(super) fn saved(self, tape: &Tape<'_>) -> SavedWeight<SavedTensor> {
+        match self {
+            Self::Dense(weight) => {
+                SavedWeight::Dense(tape.save_for_backward(weight), weight.grad_target())
+            }
+            Self::Quantised(weight) => SavedWeight::Quantised(weight.clone()),
         }
     }
 
@@ -203,12 +214,7 @@ impl Tape<'_> {
         adapter: Option<(Tensor, LoraOperands)>,
         dropout: Option<Dropout>,
     ) -> LayerBackward {
-        let weight = match weight {
-            Weight::Dense(weight) => {
-                SavedWeight::Dense(self.save_for_backward(weight), weight.grad_target())
-            }
-            Weight::Quantised(weight) => SavedWeight::Quantised(weight.clone()),
-        };
+        let weight = weight.saved(self);
         let trains_down = lora.is_some_and(|lora| lora.down.grad_target().is_some());
         LayerBackward {
             saved_x: (weight.is_trained() || trains_down).then(|| self.save_for_backward(x)),
