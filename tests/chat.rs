@@ -115,7 +115,7 @@ fn what_cannot_be_talked_to_is_refused() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let image = golden.join("sd3/pipeline");
     let cases: [(&str, &[&str], &str, &str); 6] = [
-        (text(&image), &[], "", "expected a Llama, Mistral, Qwen2, Qwen3"),
+        (text(&image), &[], "", "expected a Llama, Mistral, Mixtral"),
         (&base, &["--context", "257"], "", "257 tokens, the model is made for 256"),
         (&base, &["--temperature", "-1"], "hello", "temperature is -1"),
         (&base, &["--limit", "1MB"], "", "chat does not fit"),

@@ -79,7 +79,7 @@ fn what_cannot_be_evaluated_is_refused() {
     fs::write(&long, format!("{{\"prompt\": \"{prompt}\", \"answer\": \"b\"}}\n")).unwrap();
     let (base, image) = (base(), base().replace("gguf/smollm", "sd3/pipeline"));
     let cases: [(&str, &[&str], &str); 6] = [
-        (&image, &["--text", &texts], "expected a Llama, Mistral, Qwen2, Qwen3"),
+        (&image, &["--text", &texts], "expected a Llama, Mistral, Mixtral"),
         (&base, &["--text", &texts, "--length", "257"], "257 tokens, the model is made for 256"),
         (&base, &["--questions", text(&wrong)], "line 1 is no question: 1 choices, least is 2"),
         (&base, &["--questions", text(&long)], "the model is made for 256"),

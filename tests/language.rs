@@ -28,7 +28,7 @@ fn of(name: &str) -> String {
 
 #[test]
 fn language_models_are_those_of_the_reference() {
-    let others = ["phi3", "phi4", "phi4_long", "gemma3"];
+    let others = ["phi3", "phi4", "phi4_long", "gemma3", "qwen3_moe", "qwen3_moe_mixed", "mixtral"];
     for folder in ["llama", "llama3", "qwen2", "qwen3"].into_iter().chain(others) {
         for dtype in ["f32", "bf16", "f16"] {
             let page = printed(&["verify", &of(folder), "--dtype", dtype]);
@@ -41,7 +41,7 @@ fn language_models_are_those_of_the_reference() {
     // The same text model with other names, beside a vision tower.
     let golden = of("gemma3/golden.safetensors");
     printed(&["verify", &of("gemma3_vision"), "--golden", &golden]);
-    for name in ["qwen2", "phi3", "gemma3"] {
+    for name in ["qwen2", "phi3", "gemma3", "qwen3_moe"] {
         printed(&["verify", &of(name), "--adapter", &of(&format!("{name}/peft"))]);
     }
     // The rows of queries and keys lie in another order there, but for those of Qwen.

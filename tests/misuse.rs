@@ -183,7 +183,7 @@ const MODELS: &[Row] = &[
         "plan --text DIR/notes.txt --base PIPELINE",
         &[
             "this is an SD3 image model (StableDiffusion3Pipeline)",
-            "expected a Llama, Mistral, Qwen2, Qwen3",
+            "expected a Llama, Mistral, Mixtral",
             "--images FOLDER",
         ],
     ),

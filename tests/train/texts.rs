@@ -116,7 +116,7 @@ fn a_run_resumes_as_if_it_had_not_stopped() {
 /// Families whose layers are others than Llama's: plan, resume, and an adapter that is used.
 #[test]
 fn every_family_learns_as_planned_and_resumes() {
-    for family in ["phi3", "gemma3"] {
+    for family in ["phi3", "gemma3", "qwen3_moe", "mixtral"] {
         let place = Place::with_model(family);
         let rate = "optimizer.learning_rate=0.01";
         let set = ["text.length=24", "train.batch_size=2", "adapter.rank=2", rate];

@@ -46,7 +46,7 @@ section! {
         full_matrix: bool = Default(false), Any;
         /// LoKr: the outer Kronecker factor is of low rank too
         decompose_both: bool = Default(false), Any;
-        /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`; or a word: `attention`: its projections; `all`: all linear layers of blocks but modulations; `kohya`, `ai-toolkit`: what these train (SD3: not `ai-toolkit`, language models: neither). Shown: for SD3. Language models: `all`
+        /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`; or a word: `attention`: its projections; `all`: all linear layers of blocks but modulations; `kohya`, `ai-toolkit`: what these train (SD3: not `ai-toolkit`, language models: neither). Shown: for SD3. Language models: `all`; with experts: `attention`
         targets: TargetNames = Default(TargetNames(default_targets())), Any;
         /// Targets without an adapter, named as in `targets`; `unused`: layers that can learn nothing, the default for image models with default targets
         exclude: Option<Vec<String>> = Default(None), Filled;

@@ -115,7 +115,9 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     };
     let expected = match needed {
         ModelKind::Image => IMAGE_MODELS,
-        ModelKind::Language => "a Llama, Mistral, Qwen2, Qwen3, Gemma 3 or Phi-3 language model",
+        ModelKind::Language => {
+            "a Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 3 or Phi-3 language model"
+        }
         ModelKind::VisionLanguage => "a Qwen2.5-VL model",
         ModelKind::Clip => "a CLIP model",
     };
@@ -157,7 +159,7 @@ fn is_diffusers_part(folder: &Path) -> bool {
 const IMAGE_MODELS: &str =
     "an SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 or Z-Image model";
 const SO_FAR: &str = "hearth trains SD3, SD3.5, FLUX.1, FLUX.2 klein, Qwen-Image, Kandinsky 5 and Z-Image models (a diffusers folder, or a checkpoint) and \
-                      Llama, Mistral, Qwen2, Qwen3, Gemma 3 and Phi-3 language models (a transformers folder, or a GGUF file) so far";
+                      Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 3 and Phi-3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
 /// The remedy for a model that writes no captions.

@@ -1,11 +1,15 @@
 //! The linear layer of every model: a frozen or trained weight, a bias, perhaps an adapter.
 
+mod grouped;
+
 use compute::ops::{Activation, Linear, Lora, SharedAxis, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
 
 use super::adapter::factors::{Factors, LokrFactor};
 use super::adapter::training::TrainingLora;
 use super::build::WeightTensor;
+
+pub use grouped::GroupedLayers;
 
 /// A linear layer.
 pub struct LinearLayer {

@@ -18,6 +18,7 @@ use crate::model::llama::names;
 
 /// Writes the adapter of a model, reads it back and compares. Returns the number of layers.
 pub fn write_adapter(base: &LanguageModel, name: &str, out: &Path) -> Result<usize> {
+    super::check_experts(&base.config)?;
     let layers = base.adapter();
     if layers.values().any(|layer| layer.magnitude.is_some()) {
         return Err(TrainerError::Request {

@@ -123,7 +123,11 @@ fn is_70b(config: &LlamaConfig) -> bool {
         && match config.family {
             LanguageFamily::Llama | LanguageFamily::Mistral => shares_values,
             LanguageFamily::Qwen2 => true,
-            LanguageFamily::Qwen3 | LanguageFamily::Gemma3 | LanguageFamily::Phi3 => false,
+            LanguageFamily::Qwen3
+            | LanguageFamily::Qwen3Moe
+            | LanguageFamily::Mixtral
+            | LanguageFamily::Gemma3
+            | LanguageFamily::Phi3 => false,
         }
 }
 

@@ -60,6 +60,7 @@ pub fn write(
     read: ReadTensorFn<'_>,
 ) -> Result<GgufSummary> {
     check_gemma(model.config)?;
+    check_experts(model.config)?;
     let mut metadata = settings(model, mix);
     metadata.extend(vocabulary::metadata(model.tokenizer, model.config)?);
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
@@ -83,6 +84,17 @@ pub fn write(
     }
     write::write(out, &metadata, &tensors, &mut |index, range| sources[index].read(range, read))?;
     Ok(summary)
+}
+
+/// Experts lie in one tensor there.
+fn check_experts(config: &LlamaConfig) -> Result<()> {
+    if config.experts.is_none() {
+        return Ok(());
+    }
+    Err(TrainerError::Request {
+        problem: "a mixture of experts is not yet written as GGUF".into(),
+        hint: "use the folder with transformers, or convert that with llama.cpp",
+    })
 }
 
 /// llama.cpp has the rest of Gemma 3 built in: which layers have a window, their rotary positions, the scale of attention.

@@ -121,7 +121,12 @@ impl CompressorConfig {
             format!("a window of {window}, the least is {MIN_WINDOW}"),
         )?;
         Unsupported::unless(self.keep_one_in > 0, "keep_one_in is 0".into())?;
-        self.trunk.check()
+        let trunk = &self.trunk;
+        Unsupported::unless(
+            trunk.window.is_none() && trunk.experts.is_none() && trunk.local_rope_theta.is_none(),
+            "a trunk whose layers have windows or experts".into(),
+        )?;
+        trunk.check()
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use serde_json::Value;
 
-use super::{LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling, gemma};
+use super::{ExpertsConfig, LanguageFamily, LlamaConfig, LongRope, RopeConfig, RopeScaling, gemma};
 
 /// The file's keys, those that matter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,7 +31,27 @@ pub(super) struct LlamaConfigJson {
     rms_norm_eps: f32,
     #[serde(default = "silu")]
     hidden_act: String,
-    /// Gemma's name of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_experts: Option<usize>,
+    /// Mixtral's name of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_local_experts: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_experts_per_tok: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moe_intermediate_size: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    norm_topk_prob: Option<bool>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    mlp_only_layers: Vec<usize>,
+    /// Every so many layers one has experts.
+    #[serde(skip_serializing)]
+    decoder_sparse_step: Option<usize>,
+    #[serde(skip_serializing)]
+    output_router_logits: Option<bool>,
+    #[serde(skip_serializing)]
+    router_jitter_noise: Option<f64>,
+    /// Gemma's name of `hidden_act`.
     #[serde(skip_serializing_if = "Option::is_none")]
     hidden_activation: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,7 +170,7 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
     fn try_from(written: LlamaConfigJson) -> Result<Self, String> {
         written.check()?;
         let heads = written.num_attention_heads;
-        let rope = written.rope()?;
+        let (rope, experts) = (written.rope()?, written.experts()?);
         let head_dim = written.head_dim.unwrap_or(written.hidden_size / heads.max(1));
         let rotary_dim = (head_dim as f64 * written.partial_rotary_factor()) as usize;
         Ok(Self {
@@ -173,6 +193,7 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
             full_attention: written.full_attention(),
             local_rope_theta: written.rope_local_base_freq,
             query_pre_attn_scalar: written.query_pre_attn_scalar,
+            experts,
             bos_token_id: written.bos_token_id,
             eos_token_ids: match written.eos_token_id {
                 None => Vec::new(),
@@ -216,6 +237,36 @@ impl LlamaConfigJson {
         }
     }
 
+    /// As transformers' `MixtralConfig` and `Qwen3MoeConfig`, with their defaults.
+    fn experts(&self) -> Result<Option<ExpertsConfig>, String> {
+        let [n, k, inner] = match self.model_type {
+            LanguageFamily::Mixtral => [8, 2, self.intermediate_size],
+            LanguageFamily::Qwen3Moe => [128, 8, 768],
+            _ => return Ok(None),
+        };
+        if self.output_router_logits == Some(true) {
+            let problem = "output_router_logits is true, expected false: the router's auxiliary loss is \
+                           not computed";
+            return Err(problem.into());
+        }
+        if let Some(noise) = self.router_jitter_noise.filter(|noise| *noise != 0.0) {
+            return Err(format!("router_jitter_noise is {noise}, expected 0"));
+        }
+        let is_mixtral = self.model_type == LanguageFamily::Mixtral;
+        let step = self.decoder_sparse_step.unwrap_or(1).max(1);
+        let is_dense = |layer: &usize| {
+            self.mlp_only_layers.contains(layer) || !(layer + 1).is_multiple_of(step)
+        };
+        let layers = 0..self.num_hidden_layers.min(MOST_LAYERS);
+        Ok(Some(ExpertsConfig {
+            num_experts: self.num_experts.or(self.num_local_experts).unwrap_or(n),
+            num_experts_per_tok: self.num_experts_per_tok.unwrap_or(k),
+            intermediate_size: self.moe_intermediate_size.unwrap_or(inner),
+            norm_topk_prob: is_mixtral || self.norm_topk_prob.unwrap_or(false),
+            dense_layers: layers.filter(|layer| !is_mixtral && is_dense(layer)).collect(),
+        }))
+    }
+
     /// Layers with full attention beside others with a window.
     fn full_attention(&self) -> Vec<usize> {
         if self.window().is_none() && self.rope_local_base_freq.is_none() {
@@ -236,8 +287,8 @@ impl LlamaConfigJson {
 
     /// The sliding window, if it is shorter than the context. Qwen's files name a window that is not in use.
     fn window(&self) -> Option<usize> {
-        use LanguageFamily::{Gemma3, Mistral, Phi3};
-        let has_no_switch = [Mistral, Phi3, Gemma3];
+        use LanguageFamily::{Gemma3, Mistral, Mixtral, Phi3};
+        let has_no_switch = [Mistral, Mixtral, Phi3, Gemma3];
         let is_used = self.use_sliding_window || has_no_switch.contains(&self.model_type);
         self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)
     }
@@ -311,7 +362,11 @@ impl RopeScalingJson {
 
 impl From<LlamaConfig> for LlamaConfigJson {
     fn from(config: LlamaConfig) -> Self {
-        let is_qwen = matches!(config.family, LanguageFamily::Qwen2 | LanguageFamily::Qwen3);
+        use LanguageFamily::{Mixtral, Qwen2, Qwen3, Qwen3Moe};
+        let is_qwen = matches!(config.family, Qwen2 | Qwen3 | Qwen3Moe);
+        let experts = config.experts.as_ref();
+        let is_mixtral = config.family == Mixtral;
+        let n_experts = experts.map(|experts| experts.num_experts);
         let of_llama = |bias: bool| (config.family == LanguageFamily::Llama).then_some(bias);
         let is_gemma = config.is_gemma();
         // Of layers that are all alike the families know by themselves.
@@ -337,6 +392,17 @@ impl From<LlamaConfig> for LlamaConfigJson {
             head_dim: Some(config.head_dim),
             max_position_embeddings: config.max_position_embeddings,
             rms_norm_eps: config.rms_norm_eps,
+            num_experts: n_experts.filter(|_| !is_mixtral),
+            num_local_experts: n_experts.filter(|_| is_mixtral),
+            num_experts_per_tok: experts.map(|experts| experts.num_experts_per_tok),
+            moe_intermediate_size: experts
+                .filter(|_| !is_mixtral)
+                .map(|experts| experts.intermediate_size),
+            norm_topk_prob: experts.filter(|_| !is_mixtral).map(|experts| experts.norm_topk_prob),
+            mlp_only_layers: experts.map_or_else(Vec::new, |it| it.dense_layers.clone()),
+            decoder_sparse_step: None,
+            output_router_logits: None,
+            router_jitter_noise: None,
             hidden_act: if is_gemma { GELU_TANH.into() } else { silu() },
             hidden_activation: is_gemma.then(|| GELU_TANH.into()),
             query_pre_attn_scalar: config.query_pre_attn_scalar,

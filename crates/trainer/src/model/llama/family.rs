@@ -16,6 +16,11 @@ pub enum LanguageFamily {
     Qwen2,
     /// Qwen3: queries and keys are normed.
     Qwen3,
+    /// Qwen3 with experts.
+    #[serde(rename = "qwen3_moe")]
+    Qwen3Moe,
+    /// Mistral with experts.
+    Mixtral,
     /// Gemma 3, its text model: four norms in a block, most layers see a window only.
     #[serde(rename = "gemma3_text")]
     Gemma3,
@@ -23,7 +28,7 @@ pub enum LanguageFamily {
     Phi3,
 }
 
-use LanguageFamily::{Gemma3, Llama, Mistral, Phi3, Qwen2, Qwen3};
+use LanguageFamily::{Gemma3, Llama, Mistral, Mixtral, Phi3, Qwen2, Qwen3, Qwen3Moe};
 
 /// What there is to know of a family by its name.
 struct LanguageFamilyFacts {
@@ -37,13 +42,23 @@ struct LanguageFamilyFacts {
     /// `general.architecture` in GGUF files. Of several the first reads them.
     architecture: &'static str,
     target_presets: &'static [TargetPreset],
+    /// The one that layers with an adapter are unless the job says otherwise.
+    default_preset: &'static str,
 }
 
-const FAMILIES: [LanguageFamilyFacts; 6] = [
+const FAMILIES: [LanguageFamilyFacts; 8] = [
     facts(Llama, "llama", "LlamaForCausalLM", "llama", SEPARATE),
     facts(Mistral, "mistral", "MistralForCausalLM", "llama", SEPARATE),
     facts(Qwen2, "qwen2", "Qwen2ForCausalLM", "qwen2", SEPARATE),
     facts(Qwen3, "qwen3", "Qwen3ForCausalLM", "qwen3", SEPARATE),
+    LanguageFamilyFacts {
+        default_preset: "attention",
+        ..facts(Qwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", SEPARATE)
+    },
+    LanguageFamilyFacts {
+        default_preset: "attention",
+        ..facts(Mixtral, "mixtral", "MixtralForCausalLM", "llama", MIXTRAL)
+    },
     LanguageFamilyFacts {
         containers: &["gemma3", "Gemma3ForConditionalGeneration"],
         ..facts(Gemma3, "gemma3_text", "Gemma3ForCausalLM", "gemma3", SEPARATE)
@@ -58,7 +73,15 @@ const fn facts(
     architecture: &'static str,
     target_presets: &'static [TargetPreset],
 ) -> LanguageFamilyFacts {
-    LanguageFamilyFacts { family, model_type, class, containers: &[], architecture, target_presets }
+    LanguageFamilyFacts {
+        family,
+        model_type,
+        class,
+        containers: &[],
+        architecture,
+        target_presets,
+        default_preset: ALL_LAYERS,
+    }
 }
 
 const ATTENTION: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj"];
@@ -75,9 +98,15 @@ const FUSED: &[TargetPreset] = &[
     TargetPreset { name: "all", patterns: &[FUSED_ATTENTION, FUSED_FEED_FORWARD] },
 ];
 
+const MIXTRAL: &[TargetPreset] = &[
+    TargetPreset { name: "attention", patterns: &[ATTENTION] },
+    TargetPreset { name: "all", patterns: &[ATTENTION, &["w1", "w2", "w3"]] },
+];
+
 /// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
-/// 2305.14314, section 4).
-const DEFAULT_PRESET: &str = "all";
+/// 2305.14314, section 4). Where there are experts, attention alone: each of them sees few tokens of a batch, and all
+/// of their adapters are larger than the rest of the model.
+const ALL_LAYERS: &str = "all";
 
 impl LanguageFamily {
     /// Of `model_type` in `config.json`.
@@ -124,10 +153,10 @@ impl LanguageFamily {
 
     /// Layers that have an adapter unless the job says otherwise.
     pub fn default_targets(self) -> Vec<String> {
+        let usual = self.facts().default_preset;
         let mut presets = self.target_presets().iter();
-        let all =
-            presets.find(|preset| preset.name == DEFAULT_PRESET).expect("every family has it");
-        all.patterns.concat().into_iter().map(str::to_owned).collect()
+        let found = presets.find(|preset| preset.name == usual).expect("every family has it");
+        found.patterns.concat().into_iter().map(str::to_owned).collect()
     }
 
     fn facts(self) -> &'static LanguageFamilyFacts {

@@ -31,8 +31,8 @@ impl<'a> GgufConfigReader<'a> {
     fn new(catalog: &'a Catalog) -> Result<Self> {
         let architecture = catalog.metadata.get("general.architecture").map_or("", String::as_str);
         match LanguageFamily::of_architecture(architecture) {
-            Some(LanguageFamily::Gemma3) => Err(TrainerError::Config {
-                problem: "architecture is gemma3, whose files are written and not read".into(),
+            Some(LanguageFamily::Gemma3 | LanguageFamily::Qwen3Moe) => Err(TrainerError::Config {
+                problem: format!("architecture is {architecture}, whose files are not read"),
                 path: catalog.path.clone(),
             }),
             Some(family) => Ok(Self { catalog, family, architecture }),
@@ -75,6 +75,7 @@ impl<'a> GgufConfigReader<'a> {
             full_attention: Vec::new(),
             local_rope_theta: None,
             query_pre_attn_scalar: None,
+            experts: None,
             bos_token_id: self.token("bos_token_id")?,
             eos_token_ids: self.eos_token_ids()?,
         })

@@ -23,7 +23,7 @@ pub struct LlamaInit {
 }
 
 /// Layers that add to the residual stream.
-const RESIDUAL_PROJECTIONS: [&str; 2] = ["o_proj.weight", "down_proj.weight"];
+const RESIDUAL_PROJECTIONS: [&str; 3] = ["o_proj.weight", "down_proj.weight", "w2.weight"];
 
 /// Between the narrow layers of a compressed model and its trunk. Both keep the scale of embeddings: smaller numbers
 /// would be lost beside what the trunk's attention adds, larger ones would hide the narrow layers' own states. With

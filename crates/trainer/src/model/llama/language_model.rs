@@ -126,8 +126,8 @@ impl LanguageModel {
         let config = config.replace("LlamaConfig {", "Config {").replace("RopeConfig {", "Rope {");
         // Nor do models without them know of settings that came later.
         let config = config.replace(&format!(", rotary_dim: {}", self.config.head_dim), "");
-        let later =
-            ", full_attention: [], local_rope_theta: None, query_pre_attn_scalar: None";
+        let later = ", full_attention: [], local_rope_theta: None, query_pre_attn_scalar: None, \
+             experts: None";
         let config = config.replace(later, "");
         let text = format!("{config} {}", self.seed);
         let whole = blake3::hash(text.as_bytes()).to_hex().to_string();

@@ -2,14 +2,18 @@
 //! and gated feed-forwards (Touvron et al.,
 //! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM`,
-//! `Gemma3ForCausalLM` and `Phi3ForCausalLM` compute it. Not supported: mixtures of experts.
+//! `Qwen3MoeForCausalLM`, `MixtralForCausalLM`, `Gemma3ForCausalLM` and `Phi3ForCausalLM` compute it. Not supported: the
+//! auxiliary loss of routers.
 
+mod block;
 mod config_json;
+mod experts;
 mod family;
 mod forward;
 mod gemma;
 mod gguf;
 pub mod init;
+mod inputs;
 pub mod kv_cache;
 pub mod language_model;
 pub mod names;
@@ -21,8 +25,11 @@ mod rope;
 use compute::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use block::LlamaBlock;
+pub use experts::ExpertsConfig;
 pub use family::LanguageFamily;
-pub use forward::{BlockInputs, Llama, LlamaBlock, TokenTargets, run_blocks, run_cached_blocks};
+pub use forward::{Llama, TokenTargets, run_blocks, run_cached_blocks};
+pub use inputs::BlockInputs;
 pub use rope::{LongRope, RopeConfig, RopeScaling};
 
 use crate::error::TrainerError;
@@ -71,6 +78,8 @@ pub struct LlamaConfig {
     pub local_rope_theta: Option<f64>,
     /// What q·k is divided by the square root of; the width of a head if not given.
     pub query_pre_attn_scalar: Option<f64>,
+    /// Experts in place of feed-forwards.
+    pub experts: Option<ExpertsConfig>,
     /// The token that begins a text, if any does.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
@@ -85,7 +94,8 @@ impl LlamaConfig {
 
     /// Whether queries and keys are normed, head by head.
     fn has_qk_norm(&self) -> bool {
-        matches!(self.family, LanguageFamily::Qwen3 | LanguageFamily::Gemma3)
+        use LanguageFamily::{Gemma3, Qwen3, Qwen3Moe};
+        matches!(self.family, Qwen3 | Qwen3Moe | Gemma3)
     }
 
     /// Whether norms multiply by one more than their weight, and each branch of a block ends with a norm too.
@@ -97,6 +107,11 @@ impl LlamaConfig {
     fn is_local(&self, layer: usize) -> bool {
         let has_any = self.window.is_some() || self.local_rope_theta.is_some();
         has_any && !self.full_attention.contains(&layer)
+    }
+
+    /// The experts of a layer.
+    fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
     /// What q·k is multiplied by.
@@ -113,7 +128,7 @@ impl LlamaConfig {
             Dtype::F16 => 13,
             _ => return self.is_gemma().then_some(scale),
         };
-        let to_even = (1 << (spare - 1)) - 1 + (scale.to_bits() >> spare & 1);
+        let to_even = (1 << (spare - 1)) - 1 + ((scale.to_bits() >> spare) & 1);
         let rounded = f32::from_bits((scale.to_bits() + to_even) >> spare << spare);
         self.is_gemma().then_some(rounded)
     }
@@ -164,6 +179,7 @@ impl LlamaConfig {
             u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORE_INDEX),
             format!("vocab_size {} does not fit into 32 bits", self.vocab_size),
         )?;
+        self.experts.as_ref().map_or(Ok(()), ExpertsConfig::check)?;
         Unsupported::unless(self.window != Some(0), "sliding_window is 0".to_owned())?;
         let positive = |number: Option<f64>| number.is_none_or(|it| it.is_finite() && it > 0.0);
         Unsupported::unless(

@@ -4,7 +4,7 @@
 use compute::{Result, Tape, Var};
 
 use super::LlamaConfig;
-use super::forward::layer;
+use super::block::layer;
 use crate::error;
 use crate::model::build::ModelBuilder;
 use crate::model::layer::LinearLayer;
@@ -18,7 +18,7 @@ pub struct Projections {
 
 enum ProjectionLayers {
     Apart(Vec<LinearLayer>),
-    Fused(LinearLayer),
+    Fused(Box<LinearLayer>),
 }
 
 impl Projections {
@@ -65,7 +65,7 @@ impl Projections {
         is_biased: bool,
     ) -> error::Result<Self> {
         let layer = layer(b, name, [config.hidden_size, widths.iter().sum()], is_biased)?;
-        Ok(Self { layers: ProjectionLayers::Fused(layer), widths: widths.into() })
+        Ok(Self { layers: ProjectionLayers::Fused(Box::new(layer)), widths: widths.into() })
     }
 
     /// For x [S, N, D]. Layers that are apart compute when they are asked for their part.

@@ -84,6 +84,26 @@ fn gemma_has_the_defaults_of_transformers() {
     assert_eq!(serde_json::from_value::<LlamaConfig>(written).unwrap(), config);
 }
 
+#[test]
+fn experts_are_read_and_written() {
+    let qwen = json!({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "norm_topk_prob": true, "decoder_sparse_step": 2});
+    let mixtral = json!({"model_type": "mixtral", "num_local_experts": 4, "sliding_window": null});
+    let expected = |n, k, intermediate_size, dense_layers: &[usize]| ExpertsConfig {
+        num_experts: n,
+        num_experts_per_tok: k,
+        intermediate_size,
+        norm_topk_prob: true,
+        dense_layers: dense_layers.into(),
+    };
+    for (file, expected) in [(qwen, expected(8, 3, 24, &[0])), (mixtral, expected(4, 2, 96, &[]))] {
+        let config = config(&file).unwrap();
+        assert_eq!(config.experts.as_ref(), Some(&expected));
+        let written = serde_json::to_value(&config).unwrap();
+        assert_eq!(serde_json::from_value::<LlamaConfig>(written).unwrap(), config);
+    }
+}
+
 /// As transformers: factors by the length of the text, the attention factor by how much longer the context became.
 #[test]
 fn long_texts_have_other_factors() {
@@ -113,6 +133,11 @@ fn unsupported_settings_are_refused() {
         (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
         (json!({"vocab_size": 5_000_000_000_u64}), "vocab_size 5000000000 does not fit"),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
+        (
+            json!({"model_type": "mixtral", "output_router_logits": true}),
+            "output_router_logits is true, expected false",
+        ),
+        (json!({"model_type": "mixtral", "num_experts_per_tok": 9}), "num_experts_per_tok is 9"),
         (
             json!({"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh",
                 "final_logit_softcapping": 30.0}),
@@ -162,7 +187,8 @@ fn a_window_is_kept_to() {
 }
 
 /// Reference data of families whose blocks are others than Llama's.
-pub const OTHER_BLOCKS: [&str; 4] = ["phi3", "phi4", "phi4_long", "gemma3"];
+pub const OTHER_BLOCKS: [&str; 7] =
+    ["phi3", "phi4", "phi4_long", "gemma3", "qwen3_moe", "qwen3_moe_mixed", "mixtral"];
 
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name)

@@ -68,6 +68,7 @@ impl Qwen25VlConfig {
             full_attention: Vec::new(),
             local_rope_theta: None,
             query_pre_attn_scalar: None,
+            experts: None,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         };
