@@ -320,11 +320,15 @@ fn a_step_whose_gradients_are_partly_sent_is_repeated_without_a_difference() {
             let before = run.device.n_allocations();
             run.train_loop().unwrap();
             let (whole, n) = (state(run), run.device.n_allocations() - before);
-            for nth in tried(n) {
+            // Few of them fall between the first bucket that is sent and the end of backward.
+            for nth in (0..40).map(|at| 1 + at * n / 40) {
                 log.lock().unwrap().clear();
                 run.device.fail_allocation(nth);
                 again(run, &levels, &start).unwrap();
                 assert!(state(run) == whole, "allocation {nth} of {n}");
+                if run.session.n_sums_kept() > 0 {
+                    break;
+                }
             }
             assert!(
                 run.session.n_sums_kept() > 0,
