@@ -46,7 +46,7 @@ const CHANGES: [ConfigChange; 13] = [
         }
     }),
     ("adapter.kind", "\"lora\"", |job| {
-        job.adapter = AdapterConfig::default_for(&job.data, &job.base.path)
+        job.adapter = AdapterConfig::default_for(&job.data, &job.base.path);
     }),
 ];
 

@@ -107,13 +107,14 @@ fn check_gemma(config: &LlamaConfig) -> Result<()> {
     // Of the 27B it is the width by heads.
     let of_27b = (config.hidden_size / config.num_attention_heads) as f64;
     let usual = if config.num_hidden_layers == 62 { of_27b } else { config.head_dim as f64 };
+    let told = |own: Option<f64>| own.map_or("not set".to_owned(), |own| own.to_string());
     let problem = if config.full_attention != full {
         format!("layers {:?} have full attention, in llama.cpp every sixth", config.full_attention)
     } else if config.local_rope_theta != Some(1e4) {
-        format!("rope_local_base_freq is {:?}, in llama.cpp 10000", config.local_rope_theta)
+        format!("rope_local_base_freq is {}, in llama.cpp 10000", told(config.local_rope_theta))
     } else if config.query_pre_attn_scalar != Some(usual) {
-        let own = config.query_pre_attn_scalar;
-        format!("query_pre_attn_scalar is {own:?}, in llama.cpp {usual}")
+        let own = told(config.query_pre_attn_scalar);
+        format!("query_pre_attn_scalar is {own}, in llama.cpp {usual}")
     } else {
         return Ok(());
     };

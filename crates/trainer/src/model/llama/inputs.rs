@@ -172,7 +172,9 @@ fn rotary_table(
     Ok(device.upload_with(sizes, || {
         let mut table = rope_table(&[rope.axis(*rotary_dim, length)], &positions);
         if amplitude != 1.0 {
-            table.iter_mut().for_each(|number| *number *= amplitude);
+            for number in &mut table {
+                *number *= amplitude;
+            }
         }
         table
     })?)
