@@ -111,6 +111,8 @@ pub(crate) struct Gemm {
     pub allows_tf32: bool,
     pub add: bool,
     pub epilogue: Epilogue,
+    /// Whether its algorithm may be measured: not where every step has other sizes.
+    pub is_measured: bool,
 }
 
 /// What is done to the sums before they are stored.
@@ -260,10 +262,14 @@ impl Blas {
         self.scales_nothing.store(true, Ordering::Relaxed);
     }
 
+    fn measures(&self, gemm: &Gemm) -> bool {
+        self.is_measured && gemm.is_measured
+    }
+
     /// Whether algorithms for such a matmul are still to be tried.
     pub fn wants_trial(&self, gemm: &Gemm) -> bool {
         let plans = self.plans.lock().expect("nothing panics while a matmul is planned");
-        self.is_measured && !can_be_repeated(gemm) && !plans.contains_key(gemm)
+        self.measures(gemm) && !can_be_repeated(gemm) && !plans.contains_key(gemm)
     }
 
     pub fn multiply(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<()> {
@@ -321,7 +327,7 @@ impl Blas {
         let AskedMatmul { description, layouts } = asked;
         let plan = |algorithm| GemmPlan { description, layouts, algorithm };
         let mut best = plan(found.next().expect("there is one, or it is an error"));
-        let is_measured = self.is_measured && (can_be_repeated(gemm) || at.is_trial);
+        let is_measured = self.measures(gemm) && (can_be_repeated(gemm) || at.is_trial);
         if !is_measured || found.len() == 0 {
             return Ok(best);
         }
@@ -445,7 +451,7 @@ impl Blas {
         let AskedMatmul { description, layouts: [right, left, out] } = asked;
         let preference = self.preference(at)?;
         let (mut found, mut count) = ([Heuristic::default(); N_CANDIDATES as usize], 0);
-        let most = c_int::from(if self.is_measured { N_CANDIDATES } else { 1 });
+        let most = c_int::from(if self.measures(gemm) { N_CANDIDATES } else { 1 });
         // SAFETY: all handles were just made; writes at most as many results, and their count.
         let status = unsafe {
             (self.functions.cublasLtMatmulAlgoGetHeuristic)(

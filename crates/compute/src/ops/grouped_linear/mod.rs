@@ -85,7 +85,7 @@ fn multiply(
         let part = left.narrow(rows.clone());
         let matmul = [Matmul::new(&part, *matrix)];
         out.with_range_mut(rows, |out| {
-            FusedMatmul { add, ..FusedMatmul::new(&matmul, out) }.run(cx)
+            FusedMatmul { add, has_data_sizes: true, ..FusedMatmul::new(&matmul, out) }.run(cx)
         })?;
     }
     Ok(())
@@ -133,8 +133,8 @@ fn weight_gradient(
         slot.clear_unless_adding();
     } else {
         let matmul = [Matmul::new(Operand::from(gradient).t(), x.into())];
-        FusedMatmul { add: slot.add, ..FusedMatmul::new(&matmul, &mut slot.tensor) }
-            .run(back.cx)?;
+        let plain = FusedMatmul::new(&matmul, &mut slot.tensor);
+        FusedMatmul { add: slot.add, has_data_sizes: true, ..plain }.run(back.cx)?;
     }
     back.put(slot);
     Ok(())

@@ -92,7 +92,9 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     let (out, allows_tf32) = (work.out.dtype(), work.allows_tf32);
     let is_added = work.add || work.onto.is_some();
     let add = is_added || !first.is_empty();
-    let gemm = Gemm { add, epilogue: epilogue(&work), ..plain(last, out, allows_tf32) };
+    let is_measured = !work.has_data_sizes;
+    let plain = |matmul| Gemm { is_measured, ..plain(matmul, out, allows_tf32) };
+    let gemm = Gemm { add, epilogue: epilogue(&work), ..plain(last) };
     let gemm = if gemm.has_scales { cuda.feasible(&gemm) } else { gemm };
     let is_by_library = gemm.epilogue != Epilogue::Nothing;
     let bias = work
@@ -110,7 +112,7 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
     }
     let mut onto = work.onto;
     for (index, matmul) in first.iter().enumerate() {
-        let gemm = Gemm { add: is_added || index > 0, ..plain(matmul, out, allows_tf32) };
+        let gemm = Gemm { add: is_added || index > 0, ..plain(matmul) };
         workspace_layout.run(cuda, matmul, onto.take(), work.out, gemm, [0, 0]);
     }
     workspace_layout.run(cuda, last, onto, work.out, gemm, [bias, kept]);
@@ -138,6 +140,7 @@ fn plain(matmul: &Matmul<'_>, out: Dtype, allows_tf32: bool) -> Gemm {
         allows_tf32: allows_tf32 && factors == Dtype::F32,
         add: false,
         epilogue: Epilogue::Nothing,
+        is_measured: true,
     };
     if Fp8Matmul::of(matmul, out).is_some() { Fp8Matmul::gemm(gemm) } else { gemm }
 }

@@ -157,6 +157,8 @@ pub(crate) struct FusedMatmul<'a> {
     pub onto: Option<&'a Tensor>,
     /// Whether CUDA may round f32 factors to TF32.
     pub allows_tf32: bool,
+    /// Whether how many rows there are depends on data: then CUDA takes the first algorithm that is offered.
+    pub has_data_sizes: bool,
 }
 
 impl<'a> FusedMatmul<'a> {
@@ -172,6 +174,7 @@ impl<'a> FusedMatmul<'a> {
             add: false,
             onto: None,
             allows_tf32: false,
+            has_data_sizes: false,
         }
     }
 
