@@ -30,7 +30,8 @@ fn check<C: DeserializeOwned, M>(
     *place = 1_000_000_000.into();
     let config = serde_json::from_value(settings).unwrap();
     let said = tensor_specs(|builder| build(&config, builder)).unwrap_err().to_string();
-    assert!(said.contains("ask for more than 32768 tensors"), "{file} {key}: {said}");
+    let most = format!("ask for more than {MOST_TENSORS} tensors");
+    assert!(said.contains(&most), "{file} {key}: {said}");
 }
 
 #[test]

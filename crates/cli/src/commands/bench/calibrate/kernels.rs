@@ -267,12 +267,15 @@ fn passes(all: &mut Vec<KernelCase>, dtype: Dtype, sizes: &[[usize; 3]]) {
                 push(backward, KernelRun::Backward(0, ops));
             }
         }
-        push("copy_tokens", KernelRun::Forward(copied));
-        push("copy_tokens backward", KernelRun::Backward(0, copied));
         push("accumulate", KernelRun::Backward(0, shared));
         push("upload", KernelRun::Upload);
         push("normal", KernelRun::Normal);
         push("clear", KernelRun::Clear);
+        // Of one sample no gradient is copied.
+        let [samples, tokens, width] = *shape;
+        let halves = [KernelInput::Own([2 * samples, tokens / 2, width].into()); 2];
+        all.push(case("copy_tokens", dtype, &halves, KernelRun::Forward(copied)));
+        all.push(case("copy_tokens backward", dtype, &halves, KernelRun::Backward(0, copied)));
     }
 }
 
