@@ -301,6 +301,38 @@ fn priors_are_taken_over() {
     }
 }
 
+/// Captions of several lines, or where that is not known since the folder is elsewhere.
+#[test]
+fn lines_and_wildcards_of_captions_are_taken_over() {
+    let subset = "[[datasets.subsets]]\nenable_wildcard = true";
+    let elsewhere = ["concepts.json", "backends.json"].map(|file| (file, "data/fox", "elsewhere"));
+    for (trainer, config, change, expected) in [
+        (
+            "kohya",
+            "flux.sh",
+            ("dataset.toml", "[[datasets.subsets]]", subset),
+            "caption_choice = \"wildcards\" # dataset.datasets[0].subsets[0].enable_wildcard\n",
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            elsewhere[0],
+            "caption_choice = \"line\" # concepts[0].text.prompt_source (default)\n",
+        ),
+        (
+            "simple-tuner",
+            "flux.json",
+            elsewhere[1],
+            "caption_choice = \"line\" # backends[0].disable_multiline_split (default)\n",
+        ),
+    ] {
+        let job = imported_with(trainer, config, &[change]);
+        assert!(job.contains(expected), "{trainer}: {expected} is not in {job}");
+        let as_it_is = imported_with(trainer, config, &[]);
+        assert!(!as_it_is.contains("caption_choice"), "{trainer}: {as_it_is}");
+    }
+}
+
 #[test]
 fn ranges_of_timesteps_are_taken_over() {
     let args = "--network_train_unet_only --min_timestep 200 --max_timestep 800";

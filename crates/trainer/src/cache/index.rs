@@ -121,8 +121,7 @@ impl CacheIndex {
 
     /// The text of a sample where nothing is left to chance, to measure the loss with.
     pub fn plain_text(&self, sample: &CachedSample) -> String {
-        let draws = CaptionDraws { dropout: u64::MAX, order: 0 };
-        caption::for_step(&sample.caption, self.captions_of(sample), draws)
+        caption::for_step(&sample.caption, self.captions_of(sample), CaptionDraws::PLAIN)
     }
 
     /// What tells these images from others: contents, captions, sizes, repeats, and what makes prompts of captions,

@@ -219,6 +219,7 @@ fn references(
 pub(super) fn captions(data: &DataConfig) -> CaptionSettings {
     let n_kept = usize::try_from(data.keep_tags).unwrap_or(usize::MAX);
     CaptionSettings {
+        choice: data.caption_choice,
         trigger: data.trigger.clone(),
         shuffle: data.shuffle_tags.then_some(Shuffle { n_kept, n_orders: N_ORDERS }),
         dropout: data.caption_dropout as f32,

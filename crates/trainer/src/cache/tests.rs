@@ -17,6 +17,7 @@ use weights::{Catalog, WeightsError};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{ProblemKind, SampleSize};
+use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::paths::PartPaths;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::TrainBatch;
@@ -428,6 +429,27 @@ fn batches_are_the_same_from_the_middle_on() {
     draws.sort_unstable();
     draws.dedup();
     assert_eq!(draws.len(), n);
+}
+
+#[test]
+fn every_line_and_wildcard_of_a_caption_is_encoded_and_trained_on() {
+    let settings = ["data.caption_choice=wildcards", "data.caption_dropout=0"];
+    let place = Place::with(1, &settings);
+    fs::write(place.image("0.png").with_extension("txt"), "many\n\na {red|blue} image\n").unwrap();
+    let texts = ["many", "a red image", "a blue image"];
+    // And the empty prompt, for samples.
+    assert_eq!(place.missing(), (1, texts.len() + 1));
+    let index = Arc::new(place.index());
+    assert_eq!(index.plain_text(&index.train[0]), texts[0]);
+    let pooled = |condition: &Condition| condition.0[1].values.clone();
+    let mut batches = read(&index, 1, 5, 0);
+    let seen: Vec<Vec<f32>> =
+        (0..60).map(|_| pooled(&batches.next_batch().unwrap().0.samples[0].prompt)).collect();
+    for text in texts {
+        let own = pooled(&index.condition(&text.into()).unwrap());
+        let n = seen.iter().filter(|prompt| **prompt == own).count();
+        assert!(n > 5, "{text:?} was seen {n} times of 60");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! should know which part of a caption is not trained on.
 
 use super::select::CachedSample;
-use crate::data::caption::{CaptionDraws, CaptionSettings, for_step};
+use crate::data::caption::{CaptionSettings, variants};
 use crate::data::{Problem, ProblemKind};
 use crate::model::diffusion::text::{EncoderKind, TextEncoders};
 
@@ -15,10 +15,12 @@ pub(super) fn truncated_captions<'a>(
     settings: &[CaptionSettings],
     samples: impl Iterator<Item = &'a CachedSample>,
 ) -> Vec<Problem> {
-    let as_written = CaptionDraws { dropout: u64::MAX, order: 0 };
     let problem = |sample: &CachedSample| {
-        let text = for_step(&sample.caption, &settings[sample.set], as_written);
-        Some(Problem::warning(&sample.path, lost(encoders, &text)?))
+        let as_written =
+            CaptionSettings { shuffle: None, dropout: 0.0, ..settings[sample.set].clone() };
+        let texts = variants(&sample.caption, &as_written);
+        let lost = texts.iter().find_map(|text| lost(encoders, text))?;
+        Some(Problem::warning(&sample.path, lost))
     };
     samples.filter_map(problem).collect()
 }

@@ -9,6 +9,7 @@ use super::section::section;
 use super::source::RawValue;
 use super::value::{ConfigValue, quoted, words};
 use crate::data::MaskSource;
+use crate::data::caption_choice::CaptionChoice;
 
 /// How images of the demo are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,8 @@ section! {
         trigger: Option<String> = Default(None), Filled;
         /// Share of steps that train without the caption (kohya: `caption_dropout_rate`)
         caption_dropout: f64 = Default(0.1), Within(0.0, 1.0);
+        /// What of a caption is taken: `whole`; `line`: in each step one of its lines, by chance; `wildcards`: and one of the alternatives in braces (kohya: `enable_wildcard`)
+        caption_choice: CaptionChoice = Default(CaptionChoice::Whole), Any;
         /// Shuffle the comma-separated tags of a caption (kohya: `shuffle_caption`)
         shuffle_tags: bool = Default(false), Any;
         /// Tags at the start of a caption that are not shuffled (kohya: `keep_tokens`)
@@ -216,6 +219,12 @@ impl ConfigValue for MaskSource {
         }
     }
 }
+
+words!(CaptionChoice {
+    "whole" => Self::Whole,
+    "line" => Self::Line,
+    "wildcards" => Self::Wildcards,
+});
 
 /// Which part of an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

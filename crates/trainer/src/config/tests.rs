@@ -114,6 +114,7 @@ const EVERY_KEY: &[&str] = &[
     "data.crop=random",
     "data.trigger=xyz",
     "data.caption_dropout=0",
+    "data.caption_choice=wildcards",
     "data.shuffle_tags=true",
     "data.keep_tags=2",
     "data.validation=0.1",

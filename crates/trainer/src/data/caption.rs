@@ -1,13 +1,17 @@
-//! Caption augmentation: trigger word, tag shuffling, caption dropout. Functions of the caption, the
-//! settings and two random numbers, so that a resumed run sees the same texts, and so that all texts of a
+//! Caption augmentation: lines and wildcards, trigger word, tag shuffling, caption dropout. Functions of the caption, the
+//! settings and three random numbers, so that a resumed run sees the same texts, and so that all texts of a
 //! run are known beforehand: `variants` are encoded before the text encoders are unloaded.
 
 use std::collections::HashSet;
 use std::num::NonZeroU16;
 
+use super::caption_choice::CaptionChoice;
+
 /// The augmentations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CaptionSettings {
+    /// What of a caption is taken.
+    pub choice: CaptionChoice,
     /// Trigger word: put in front of every caption that does not have it.
     pub trigger: Option<String>,
     /// Tag shuffling.
@@ -26,7 +30,7 @@ pub struct Shuffle {
     pub n_orders: NonZeroU16,
 }
 
-/// The random numbers of one step, each uniform over all 64 bits. Always two, so that a setting
+/// The random numbers of one step, each uniform over all 64 bits. Always all of them, so that a setting
 /// that is switched on does not change what the others do.
 #[derive(Clone, Copy, Debug)]
 pub struct CaptionDraws {
@@ -34,6 +38,13 @@ pub struct CaptionDraws {
     pub dropout: u64,
     /// Decides on the order of tags.
     pub order: u64,
+    /// Decides what of the caption is taken.
+    pub choice: u64,
+}
+
+impl CaptionDraws {
+    /// Nothing is left to chance: the first line as written.
+    pub const PLAIN: Self = Self { dropout: u64::MAX, order: 0, choice: 0 };
 }
 
 /// The text of one step.
@@ -47,7 +58,7 @@ pub fn for_step(caption: &str, settings: &CaptionSettings, draws: CaptionDraws) 
         Some(Shuffle { n_orders, .. }) => draws.order % u64::from(n_orders.get()),
         None => 0,
     };
-    in_order(caption, settings, order)
+    in_order(&settings.choice.text(caption, draws.choice), settings, order)
 }
 
 /// Every text that `for_step` can give for a caption, each once.
@@ -61,7 +72,9 @@ pub fn variants(caption: &str, settings: &CaptionSettings) -> Vec<String> {
     };
     if settings.dropout < 1.0 {
         let n_orders = settings.shuffle.map_or(1, |shuffle| shuffle.n_orders.get());
-        (0..n_orders.into()).for_each(|order| add(in_order(caption, settings, order)));
+        for text in settings.choice.all_texts(caption) {
+            (0..n_orders.into()).for_each(|order| add(in_order(&text, settings, order)));
+        }
     }
     if settings.dropout > 0.0 {
         add(String::new());
@@ -81,18 +94,22 @@ fn in_order(caption: &str, settings: &CaptionSettings, order: u64) -> String {
     }
 }
 
-/// Fisher-Yates, with the order's index as the seed.
+/// With the order's index as the seed.
 fn shuffled(caption: &str, n_kept: usize, order: u64) -> String {
     let mut tags: Vec<&str> =
         caption.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
     let n_kept = n_kept.min(tags.len());
-    let moving = &mut tags[n_kept..];
-    let mut state = order;
+    shuffle(&mut tags[n_kept..], order);
+    tags.join(", ")
+}
+
+/// Fisher-Yates.
+pub(super) fn shuffle<T>(moving: &mut [T], seed: u64) {
+    let mut state = seed;
     for last in (1..moving.len()).rev() {
         let other = mixed(&mut state) % (last as u64 + 1);
         moving.swap(last, other as usize);
     }
-    tags.join(", ")
 }
 
 /// `SplitMix64`. Taken: Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
@@ -130,10 +147,8 @@ mod tests {
         let shuffle =
             shuffle.map(|(n_kept, n)| Shuffle { n_kept, n_orders: NonZeroU16::new(n).unwrap() });
         let trigger = (!trigger.is_empty()).then(|| trigger.to_owned());
-        CaptionSettings { trigger, shuffle, dropout }
+        CaptionSettings { trigger, shuffle, dropout, ..CaptionSettings::default() }
     }
-
-    const KEEP: u64 = u64::MAX;
 
     #[test]
     fn a_trigger_is_put_in_front_once() {
@@ -148,8 +163,8 @@ mod tests {
             ("ein Hündchen", "ünd", "ünd, ein Hündchen"),
             ("in the style of İrem, a cat", "irem", "irem, in the style of İrem, a cat"),
         ] {
-            let draws = CaptionDraws { dropout: KEEP, order: 0 };
-            assert_eq!(for_step(caption, &settings(trigger, None, 0.5), draws), expected);
+            let settings = settings(trigger, None, 0.5);
+            assert_eq!(for_step(caption, &settings, CaptionDraws::PLAIN), expected);
         }
     }
 
@@ -158,7 +173,8 @@ mod tests {
         let settings = settings("sks", Some((1, 500)), 0.0);
         let mut seen = std::collections::BTreeSet::new();
         for order in 0..2000 {
-            let text = for_step("one, a, b,,c ", &settings, CaptionDraws { dropout: KEEP, order });
+            let draws = CaptionDraws { order, ..CaptionDraws::PLAIN };
+            let text = for_step("one, a, b,,c ", &settings, draws);
             let mut tags: Vec<_> =
                 text.split(',').map(str::trim).filter(|t| !t.is_empty()).collect();
             assert_eq!(tags[..2], ["sks", "one"]);
@@ -173,15 +189,17 @@ mod tests {
     fn captions_drop_out_as_often_as_asked() {
         let settings = settings("sks", None, 0.25);
         let n_dropped = (0..1000)
-            .map(|n| for_step("a dog", &settings, CaptionDraws { dropout: n << 54, order: n }))
+            .map(|n| CaptionDraws { dropout: n << 54, order: n, choice: n })
+            .map(|draws| for_step("a dog", &settings, draws))
             .filter(String::is_empty)
             .count();
         // 1000 of the 1024 evenly spaced numbers were drawn, all of the small ones among them.
         assert_eq!(n_dropped, 256);
         let never = CaptionSettings { dropout: 0.0, ..settings.clone() };
-        assert_eq!(for_step("a dog", &never, CaptionDraws { dropout: 0, order: 0 }), "sks, a dog");
+        let least = CaptionDraws { dropout: 0, ..CaptionDraws::PLAIN };
+        assert_eq!(for_step("a dog", &never, least), "sks, a dog");
         let always = CaptionSettings { dropout: 1.0, ..settings };
-        assert_eq!(for_step("a dog", &always, CaptionDraws { dropout: KEEP, order: 0 }), "");
+        assert_eq!(for_step("a dog", &always, CaptionDraws::PLAIN), "");
     }
 
     #[test]
@@ -192,12 +210,17 @@ mod tests {
             settings("sks", Some((1, 4)), 0.1),
             settings("", Some((0, 300)), 0.0),
             settings("sks", Some((0, 3)), 1.0),
+            CaptionSettings {
+                choice: CaptionChoice::Wildcards,
+                ..settings("sks", Some((1, 4)), 0.1)
+            },
         ] {
-            for caption in ["", "a dog", "a, b, c, d"] {
+            for caption in ["", "a dog", "a, b, c, d", "a {sks|red}, b\nc, {x|y|z}"] {
                 let mut expected = variants(caption, &settings);
                 let mut state = 1;
+                let mut draw = || mixed(&mut state);
                 let mut seen: Vec<_> = (0..20_000)
-                    .map(|_| CaptionDraws { dropout: mixed(&mut state), order: mixed(&mut state) })
+                    .map(|_| CaptionDraws { dropout: draw(), order: draw(), choice: draw() })
                     .map(|draws| for_step(caption, &settings, draws))
                     .collect();
                 seen.sort();

@@ -2,7 +2,7 @@
 //! of models, devices or training; a problem with a file is a value, never the end of a scan.
 //!
 //! `scan` finds images and clips with their captions, `decode` decodes an image, `decoding` bounds its memory, `clip` the frames of a clip, `bucket` chooses its size, `resize` scales
-//! and crops it, `caption` augments captions, `batch_sampler` decides which images a step sees.
+//! and crops it, `caption` augments captions, of which `caption_choice` takes a line, `batch_sampler` decides which images a step sees.
 //!
 //! Deliberately absent: colour profiles and PNG's gamma. The images that models were pretrained on were
 //! read without them.
@@ -10,6 +10,7 @@
 pub mod batch_sampler;
 pub mod bucket;
 pub mod caption;
+pub mod caption_choice;
 pub mod clip;
 mod clip_folder;
 mod contain;

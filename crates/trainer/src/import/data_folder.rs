@@ -148,6 +148,14 @@ pub(super) fn tell_caption_lines(
     }
 }
 
+/// The other trainer takes each line as a caption: so does the job, unless a look at the folder finds no caption of several.
+pub(super) fn take_caption_lines(mapping: &mut Mapping, folder: &str, from: &str) {
+    let count = mapping.places.find(folder).and_then(|path| n_with_lines(&path, &["txt"]));
+    if count != Some(0) {
+        mapping.set_default("data.caption_choice", "line", from);
+    }
+}
+
 /// Chosen: no caption is longer, and a stranger's folder may have anything in it.
 const CAPTION_BYTES: u64 = 1 << 16;
 

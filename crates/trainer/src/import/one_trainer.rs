@@ -149,6 +149,7 @@ fn concepts(mapping: &mut Mapping) -> Result<(), ImportError> {
             mapping.set("data.target", "base", &key("type"));
         }
         concept(mapping, index)?;
+        data_folder::take_caption_lines(mapping, &entry.folder, &key("text.prompt_source"));
     }
     match mapping.folders[..] {
         [] => Err(mapping.config.missing("concepts")),

@@ -93,7 +93,7 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
     differs("~resize_interpolation", "images are scaled as hearth does it"),
     differs("~color_aug ~face_crop_aug_range", "hearth flips sideways and crops alone"),
     differs(
-        "~caption_suffix ~enable_wildcard ~secondary_separator ~keep_tokens_separator",
+        "~caption_suffix ~secondary_separator ~keep_tokens_separator",
         "captions are used as they are",
     ),
     differs("~caption_separator", "tags are separated by commas").unless(&[",", ""]),

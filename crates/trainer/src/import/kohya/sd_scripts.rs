@@ -90,8 +90,13 @@ fn data(mapping: &mut Mapping) -> Result<(), ImportError> {
             regularisation(mapping, &from)?;
         }
         let ending = datasets::caption_ending(mapping, subset, ".caption")?;
-        let there = "kohya the first line";
-        data_folder::tell_caption_lines(mapping, &folder, &[&ending], "caption lines", there);
+        let from = subset.key(mapping, "enable_wildcard");
+        if mapping.config.flag(&from)? == Some(true) {
+            mapping.set("data.caption_choice", "wildcards", &from);
+        } else {
+            let there = "kohya the first line";
+            data_folder::tell_caption_lines(mapping, &folder, &[&ending], "caption lines", there);
+        }
     }
     if let Some(folder) = mapping.config.text("reg_data_dir")? {
         let (from, repeats_from) = ("reg_data_dir".to_owned(), String::new());

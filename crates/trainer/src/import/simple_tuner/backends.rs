@@ -127,13 +127,7 @@ fn captions(mapping: &mut Mapping, index: usize, folder: &str) -> Result<(), Imp
     let from = key(index, "disable_multiline_split");
     let is_whole = mapping.config.flag(&from)? == Some(true);
     if let ("textfile", false) = (strategy.as_str(), is_whole) {
-        data_folder::tell_caption_lines(
-            mapping,
-            folder,
-            &["txt"],
-            &from,
-            "SimpleTuner each line as a caption",
-        );
+        data_folder::take_caption_lines(mapping, folder, &from);
     }
     Ok(())
 }

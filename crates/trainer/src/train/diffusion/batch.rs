@@ -77,7 +77,7 @@ impl BatchReader {
         let draw = (number << SLOT_BITS) | slot;
         let sequence = RandomSequence::new(self.seed ^ TEXT_SEED, draw);
         let word = |at| u64::from(sequence.word(at)) << 32 | u64::from(sequence.word(at + 1));
-        let draws = CaptionDraws { dropout: word(0), order: word(2) };
+        let draws = CaptionDraws { dropout: word(0), order: word(2), choice: word(6) };
         let sample = &self.index.train[index];
         let is_mirrored = sample.mirrored_key.is_some() && sequence.word(4) & 1 == 1;
         let text = for_step(&sample.caption, self.index.captions_of(sample), draws);
