@@ -66,6 +66,38 @@ fn an_adapter_is_measured_beside_its_base() {
     {
         assert!(page.contains(part), "{part} is missing from\n{page}");
     }
+    let kept = fs::read(Path::new(&run).join("evaluation.json")).unwrap();
+    let kept: Value = serde_json::from_slice(&kept).unwrap();
+    for model in ["base", "adapter"] {
+        for scores in ["texts", "choices", "exact_match"] {
+            assert_eq!(kept[model][scores], report[model][scores]);
+        }
+    }
+    let shown = fs::read_to_string(Path::new(&run).join("report.html")).unwrap();
+    let [before, after] = ["base", "adapter"].map(|of| format!("{:.4}</td>", loss(of)));
+    for part in ["<h2>Evaluation</h2>", "tokens of ", "2 questions of ", &before, &after] {
+        assert!(shown.contains(part), "{part} is missing from the report");
+    }
+    // A copy of the adapter alone is no run.
+    let alone = folder.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    for entry in fs::read_dir(Path::new(&run).join("adapter/peft")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), alone.join(entry.file_name())).unwrap();
+    }
+    let alone = text(&alone);
+    printed(&[
+        "evaluate",
+        "--base",
+        &base,
+        "--adapter",
+        alone,
+        "--text",
+        &texts,
+        "--device",
+        "cpu",
+    ]);
+    assert!(!Path::new(alone).join("evaluation.json").exists());
 }
 
 #[test]

@@ -9,7 +9,10 @@ use std::time::Instant;
 use tempfile::TempDir;
 use trainer::TrainerError;
 use trainer::evaluate::{Evaluation, Question, read_questions};
+use trainer::event::evaluation::RunEvaluation;
+use trainer::event::journal;
 use trainer::model::llama::language_model::LanguageModel;
+use trainer::report;
 use trainer::text::{HeldOut, RecordKind, TextDataRequest, TextDataset, Tokenizer};
 use weights::hub::model_name;
 
@@ -25,8 +28,8 @@ use crate::render::progress::{clear, duration, redraw};
 
 /// Measure how good a language model is: the perplexity of texts, and the share of questions that it answers right.
 ///
-/// With an adapter, the base alone is measured too, so that before and after stand side by side. Questions are lines of
-/// JSON. Of those with choices, the choice that the model thinks likeliest counts; others are answered by greedy decoding,
+/// With an adapter, the base alone is measured too, so that before and after stand side by side; with that of a run, in its
+/// report too. Questions are lines of JSON. Of those with choices, the choice that the model thinks likeliest counts; others are answered by greedy decoding,
 /// and have to be equal. The memory is planned before the model is loaded, and no more is taken.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -108,7 +111,27 @@ pub fn run(arguments: &EvaluateArgs, out: &mut dyn Write) -> Result<CommandOutco
     } else {
         write!(out, "{}", render::evaluate::page(&report))?;
     }
+    let paths = keep(arguments, report)?;
+    if let Some([evaluation, report]) = paths.filter(|_| !arguments.json) {
+        writeln!(out, "{} and {}", evaluation.display(), report.display())?;
+    }
     Ok(CommandOutcome::Done)
+}
+
+/// Puts the figures of a run's adapter into the run's folder and its report.
+fn keep(
+    arguments: &EvaluateArgs,
+    found: EvaluationReport,
+) -> Result<Option<[PathBuf; 2]>, Failure> {
+    let EvaluateArgs { text: texts, questions, adapter, .. } = arguments;
+    let is_run = |path: &&ModelArg| path.join(journal::FILE_NAME).is_file();
+    let (Some(run), Some(scores)) = (adapter.as_ref().filter(is_run), found.adapter) else {
+        return Ok(None);
+    };
+    let (base, adapter) = (found.base.scores, scores.scores);
+    let (texts, questions) = (texts.clone(), questions.clone());
+    let path = RunEvaluation { texts, questions, base, adapter }.write(run)?;
+    Ok(Some([path, report::write(run)?]))
 }
 
 /// Texts in tokens, which lie in a folder that is removed with them.

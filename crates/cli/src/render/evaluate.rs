@@ -1,7 +1,7 @@
 //! The page of `hearth evaluate`: a table of scores, before and after.
 
 use serde::Serialize;
-use trainer::evaluate::{EvaluationScores, RightShare};
+use trainer::event::evaluation::{EvaluationScores, RightShare};
 
 use crate::text::{BOLD, TextPage, plural, thousands};
 

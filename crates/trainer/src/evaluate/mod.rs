@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 
 use compute::ops::IGNORE_INDEX;
 use compute::{Device, DeviceKind, Params, Quantisation, Tape};
-use serde::Serialize;
 
 pub use self::questions::{Question, QuestionKind, read_questions};
 use crate::cost::{self, StageMemory, check_cancelled, nearest_fitting};
 use crate::error::{Result, TrainerError};
+use crate::event::evaluation::{ChoiceScore, EvaluationScores, RightShare, TextScore};
 use crate::model::build::Precision;
 use crate::model::host::to_vec;
 use crate::model::llama::Llama;
@@ -33,62 +33,6 @@ pub struct Evaluation<'a> {
     pub questions: &'a [Question],
     /// The most tokens of an answer.
     pub max_tokens: usize,
-}
-
-/// How good it is.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct EvaluationScores {
-    /// Of texts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub texts: Option<TextScore>,
-    /// Of questions with choices.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub choices: Option<ChoiceScore>,
-    /// Of questions with one answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exact_match: Option<RightShare>,
-}
-
-/// How well texts are predicted.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct TextScore {
-    /// Tokens that were predicted.
-    pub n_tokens: u64,
-    /// Their mean cross entropy.
-    pub loss: f64,
-    /// Its exponential.
-    pub perplexity: f64,
-    /// The same for each byte of the text, which does not depend on the tokenizer.
-    pub bits_per_byte: f64,
-}
-
-/// How often the right choice is the likeliest.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct ChoiceScore {
-    /// By the probability of the whole choice.
-    pub accuracy: RightShare,
-    /// By the probability for each byte of it, which is fair to long ones.
-    pub accuracy_by_length: RightShare,
-}
-
-/// How many of some questions were answered right.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct RightShare {
-    /// Questions.
-    pub n: usize,
-    /// The share of right answers.
-    pub share: f64,
-    /// The standard error of the share.
-    pub standard_error: f64,
-}
-
-impl RightShare {
-    fn of(right: &[bool]) -> Self {
-        let n = right.len();
-        let share = right.iter().filter(|right| **right).count() as f64 / n as f64;
-        let standard_error = (share * (1.0 - share) / n.saturating_sub(1).max(1) as f64).sqrt();
-        Self { n, share, standard_error }
-    }
 }
 
 /// A question in tokens, as the model reads it.

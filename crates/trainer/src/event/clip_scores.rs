@@ -1,16 +1,14 @@
 //! How near the samples of a run are to their prompts, and to the images that the run trains on: cosines between CLIP's
-//! embeddings. `hearth clip-score` writes them into the run's folder, beside the history, of which they are no part.
+//! embeddings. `hearth clip-score` writes them into the run's folder.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use weights::plain_file::read_plain;
-use weights::write::write_whole;
 
+use super::after_run;
 use super::history::SampleImage;
-use crate::error::{Result, TrainerError};
+use crate::error::Result;
 
 /// What the file is called in a run's folder.
 pub const FILE_NAME: &str = "clip-scores.json";
@@ -58,23 +56,14 @@ pub struct ClipStepScore {
 impl ClipScores {
     /// Reads those of a run; none if it has none.
     pub fn read(run_folder: &Path) -> Result<Option<Self>> {
-        let path = run_folder.join(FILE_NAME);
-        let text = match read_plain(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(TrainerError::Io { what: "read", path, source }),
-        };
-        serde_json::from_slice(&text).map(Some).map_err(|error| TrainerError::Request {
-            problem: format!("{} is damaged: {error}", path.display()),
-            hint: "remove it, or measure again with `hearth clip-score`",
-        })
+        let remedy = "remove it, or measure again with `hearth clip-score`";
+        after_run::read(run_folder.join(FILE_NAME), remedy)
     }
 
     /// Writes them, in the place of those before.
     pub fn write(&self, run_folder: &Path) -> Result<PathBuf> {
         let path = run_folder.join(FILE_NAME);
-        let text = serde_json::to_string_pretty(self).expect("numbers and strings");
-        write_whole(&path, format!("{text}\n").as_bytes())?;
+        after_run::write(&path, self)?;
         Ok(path)
     }
 

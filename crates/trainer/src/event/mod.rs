@@ -10,9 +10,11 @@
 //!
 //! Knows nothing of how a run is planned, trained or shown: those rooms stand above this one.
 
+mod after_run;
 pub mod clip_scores;
 mod end;
 pub mod eta;
+pub mod evaluation;
 pub mod figures;
 pub mod find;
 pub mod history;

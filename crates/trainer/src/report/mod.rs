@@ -7,13 +7,14 @@
 //!   events.jsonl   ──▶ History ──▶ RunFigures ─┐
 //!   samples/*.png  ────────────────────────────┼──▶ report.html
 //!   config.toml    ────────────────────────────┤
-//!   clip-scores.json ──────────────────────────┘  if they were measured
+//!   clip-scores.json, evaluation.json ─────────┘  if they were measured
 //! ```
 
 pub(crate) mod bars;
 mod clip_scores;
 pub(crate) mod document;
 mod edits;
+mod evaluation;
 pub mod format;
 mod gallery;
 pub(crate) mod live;
@@ -32,6 +33,7 @@ use weights::write::write_whole;
 
 use crate::error::{Result, TrainerError};
 use crate::event::clip_scores::ClipScores;
+use crate::event::evaluation::RunEvaluation;
 use crate::event::figures::RunFigures;
 use crate::event::history::History;
 use crate::event::lock;
@@ -46,12 +48,14 @@ pub fn write(run_folder: &Path) -> Result<PathBuf> {
     let state = history.state(is_held).expect("a run that has begun has a state");
     let gallery = gallery::gallery(run_folder, &history.samples);
     let clip_scores = ClipScores::read(run_folder)?;
+    let evaluation = RunEvaluation::read(run_folder)?;
     let sources = ReportSources {
         state: &state,
         history: &history,
         figures: &figures,
         gallery: &gallery,
         clip_scores: clip_scores.as_ref(),
+        evaluation: evaluation.as_ref(),
     };
     let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");

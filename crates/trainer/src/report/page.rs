@@ -9,6 +9,7 @@ use super::bars::{MemoryBar, bars, shows_limit};
 use super::clip_scores::clip_scores;
 use super::document::document;
 use super::edits::{edit_rows, step_name};
+use super::evaluation::evaluation;
 use super::format::{bytes, count, date, duration, escaped, link, number, plural, unit};
 use super::gallery::{Gallery, GalleryImage};
 use super::live::EVERY_SECS;
@@ -16,6 +17,7 @@ use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
 use super::ranks::ranks;
 use super::timesteps::timesteps;
 use crate::event::clip_scores::ClipScores;
+use crate::event::evaluation::RunEvaluation;
 use crate::event::figures::{RunFigures, smoothed};
 use crate::event::history::{Ending, History, PhasePeak, SampleText};
 use crate::event::{
@@ -31,11 +33,12 @@ pub struct ReportSources<'a> {
     pub figures: &'a RunFigures,
     pub gallery: &'a Gallery,
     pub clip_scores: Option<&'a ClipScores>,
+    pub evaluation: Option<&'a RunEvaluation>,
 }
 
 /// The whole page.
 pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) -> String {
-    let ReportSources { state, history, figures, gallery, clip_scores: scores } = *sources;
+    let ReportSources { state, history, figures, gallery, .. } = *sources;
     let sections = [
         headline(state, history),
         figure_list(figures),
@@ -47,7 +50,8 @@ pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) ->
         memory(history, figures),
         machine(history),
         ranks(&history.ranks),
-        clip_scores(scores, &history.samples),
+        clip_scores(sources.clip_scores, &history.samples),
+        evaluation(sources.evaluation),
         images(gallery),
         texts(history),
         exports(history),
