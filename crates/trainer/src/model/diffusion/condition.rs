@@ -1,7 +1,7 @@
 //! The conditioning of a model: the prompt as its text encoders encode it. Families differ in which tensors that is,
 //! so it is a list of tensors by name.
 
-use compute::{Device, Dtype, Shape, Tensor};
+use compute::{Device, Dtype, Shape, Tensor, Var};
 
 use crate::error::{Result, TrainerError};
 
@@ -56,14 +56,14 @@ impl Condition {
     }
 }
 
-/// The conditions of a batch, on the device.
+/// The conditions of a batch, on the device. What trained text encoders gave has a gradient.
 pub struct Conditions(Vec<BatchedTensor>);
 
 /// A tensor of several samples.
 struct BatchedTensor {
     name: String,
     /// [samples, the most rows of any, …], padded with zeros.
-    tensor: Tensor,
+    tensor: Var,
     /// Rows of each sample.
     lengths: Vec<usize>,
 }
@@ -92,7 +92,7 @@ impl Conditions {
     pub fn from_tensors(tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> Self {
         let batched = |(name, tensor): (&str, Tensor)| {
             let (samples, rows) = (tensor.shape().sizes()[0], tensor.shape().sizes()[1]);
-            BatchedTensor { name: name.into(), tensor, lengths: vec![rows; samples] }
+            BatchedTensor { name: name.into(), tensor: tensor.into(), lengths: vec![rows; samples] }
         };
         Self(tensors.into_iter().map(batched).collect())
     }
@@ -107,7 +107,7 @@ impl Conditions {
     }
 
     /// A tensor [samples, …] by its name.
-    pub fn get(&self, name: &str) -> Result<&Tensor> {
+    pub fn get(&self, name: &str) -> Result<&Var> {
         self.find(name).map(|batched| &batched.tensor)
     }
 
@@ -139,7 +139,7 @@ impl BatchedTensor {
             .filter(|numbers| !numbers.is_empty())
             .collect();
         let tensor = device.upload_parts(Shape::new(&sizes), &numbers, dtype)?;
-        Ok(Self { name: parts[0].name.clone(), tensor, lengths })
+        Ok(Self { name: parts[0].name.clone(), tensor: tensor.into(), lengths })
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
         let both = Conditions::upload(&device, &[&long, &short], Dtype::F32).unwrap();
         let tokens = both.get(TOKENS).unwrap();
         assert_eq!(tokens.shape().sizes(), [2, 2, 2]);
-        assert_eq!(tokens.read_f32().unwrap(), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 0.0, 0.0]);
+        assert_eq!(tokens.tensor().read_f32().unwrap(), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 0.0, 0.0]);
         assert_eq!(both.lengths(TOKENS).unwrap(), [2, 1]);
         assert_eq!(both.get(POOLED).unwrap().shape().sizes(), [2, 3]);
     }

@@ -98,7 +98,7 @@ impl Flux {
             sum = tape.add(&sum, &embedder.forward(tape, &scales, 1.0, dtype)?)?;
         }
         let [first, second] = &self.pooled;
-        let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
+        let prompt = first.forward_activated(tape, pooled, Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
         Ok(tape.activate(&tape.add(&sum, &prompt)?, Activation::Silu)?)
@@ -136,8 +136,7 @@ impl DenoiserNetwork for Flux {
         let n = sizes[0].iter().product();
         let mut x = self.patches.forward(tape, &tokens)?;
         drop(tokens);
-        let prompt = input.condition.get(TOKENS)?;
-        let mut context = self.context.forward(tape, &prompt.clone().into())?;
+        let mut context = self.context.forward(tape, input.condition.get(TOKENS)?)?;
         let [of_image, of_all] = self.angles(tape, &sizes, context.shape().sizes()[1])?;
         let recomputes_queries = recompute == Recompute::Queries;
         let positions = JointPositions { image: Some(of_image), ..JointPositions::default() };

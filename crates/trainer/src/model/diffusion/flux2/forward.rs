@@ -142,8 +142,7 @@ impl DenoiserNetwork for Flux2 {
         let n = sizes[0].iter().product();
         let mut x = self.patches.forward(tape, &tokens)?;
         drop(tokens);
-        let prompt = input.condition.get(TOKENS)?;
-        let mut context = self.context.forward(tape, &prompt.clone().into())?;
+        let mut context = self.context.forward(tape, input.condition.get(TOKENS)?)?;
         let positions = self.positions(tape, &sizes, context.shape().sizes()[1])?;
         let block_swap = self.block_swap.as_ref();
         let run = |index| BlockRun { block_swap, index, recompute };

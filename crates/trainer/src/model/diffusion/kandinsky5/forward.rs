@@ -174,8 +174,8 @@ impl TextEmbedder {
         Ok(Self { layer, norm: build.layer_norm("norm", outputs)? })
     }
 
-    fn forward(&self, tape: &Tape<'_>, text: &Tensor) -> Result<Var> {
-        let hidden = self.layer.forward(tape, &text.clone().into())?;
+    fn forward(&self, tape: &Tape<'_>, text: &Var) -> Result<Var> {
+        let hidden = self.layer.forward(tape, text)?;
         let [weight, bias] = self.norm.each_ref().map(|tensor| tensor.var(tape));
         Ok(tape.layer_norm(&hidden, Some(&weight), Some(&bias), EPSILON)?)
     }

@@ -4,7 +4,7 @@
 //! padding is at the end; attention does not depend on the order, and positions are where they are looked up.
 
 use compute::ops::{Activation, PatchOrder};
-use compute::{BlockSwap, Dtype, Tape, Tensor, Var};
+use compute::{BlockSwap, Dtype, Tape, Var};
 
 use super::QwenImageConfig;
 use crate::error::Result;
@@ -81,9 +81,9 @@ impl QwenImage {
     }
 
     /// The prompts' tokens: [S, C, D].
-    fn embed_prompt(&self, tape: &Tape<'_>, prompt: &Tensor) -> Result<Var> {
+    fn embed_prompt(&self, tape: &Tape<'_>, prompt: &Var) -> Result<Var> {
         let weight = self.context_norm.var(tape);
-        let normed = tape.rms_norm(&prompt.clone().into(), Some(&weight), EPSILON)?;
+        let normed = tape.rms_norm(prompt, Some(&weight), EPSILON)?;
         Ok(self.context.forward(tape, &normed)?)
     }
 

@@ -82,7 +82,7 @@ impl Sd3 {
         let pooled = input.condition.get(POOLED)?;
         let timesteps: Vec<f32> = input.timesteps.iter().map(|level| level.t).collect();
         let time = self.timestep.forward(tape, &timesteps, 1.0, pooled.dtype())?;
-        let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
+        let prompt = first.forward_activated(tape, pooled, Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
         Ok(tape.activate(&tape.add(&time, &prompt)?, Activation::Silu)?)
@@ -123,8 +123,7 @@ impl DenoiserNetwork for Sd3 {
     ) -> Result<Var> {
         let condition = self.condition(tape, &input)?;
         let mut x = self.embed(tape, input.latents)?;
-        let context = input.condition.get(TOKENS)?;
-        let mut context = self.context.forward(tape, &context.clone().into())?;
+        let mut context = self.context.forward(tape, input.condition.get(TOKENS)?)?;
         let positions = JointPositions::default();
         for (index, block) in self.blocks.iter().enumerate() {
             let streams =

@@ -7,7 +7,7 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, both filled up, D width.
 
 use compute::ops::{Activation, PatchOrder};
-use compute::{BlockSwap, Dtype, Tape, Tensor, Var};
+use compute::{BlockSwap, Dtype, Tape, Var};
 
 use super::ZImageConfig;
 use super::blocks::{TokenPlaces, ZImageBlock};
@@ -109,9 +109,9 @@ impl ZImage {
     }
 
     /// Prompts of these lengths as tokens [S, C, D].
-    fn embed_text(&self, tape: &Tape<'_>, prompt: &Tensor, lengths: &[usize]) -> Result<Var> {
+    fn embed_text(&self, tape: &Tape<'_>, prompt: &Var, lengths: &[usize]) -> Result<Var> {
         let weight = self.text_norm.var(tape);
-        let normed = tape.rms_norm(&prompt.clone().into(), Some(&weight), self.config.norm_eps)?;
+        let normed = tape.rms_norm(prompt, Some(&weight), self.config.norm_eps)?;
         let x = self.text.forward(tape, &normed)?;
         drop(normed);
         let &[samples, n, d] = x.shape().sizes() else { unreachable!("tokens of samples") };
