@@ -1,7 +1,11 @@
 //! The conditioning of a model: the prompt as its text encoders encode it. Families differ in which tensors that is,
 //! so it is a list of tensors by name.
 
+mod layout;
+
 use compute::{Device, Dtype, Shape, Tensor, Var};
+
+pub use layout::{ConditionLayout, OutputShape, TrainedOutput};
 
 use crate::error::{Result, TrainerError};
 
@@ -104,6 +108,15 @@ impl Conditions {
             batched.lengths = lengths;
         }
         self
+    }
+
+    /// The same with other values of each tensor, by its name.
+    fn try_map(self, mut change: impl FnMut(&str, Var) -> Result<Var>) -> Result<Self> {
+        let changed = |BatchedTensor { name, tensor, lengths }| {
+            let tensor = change(&name, tensor)?;
+            Ok(BatchedTensor { name, tensor, lengths })
+        };
+        self.0.into_iter().map(changed).collect::<Result<_>>().map(Self)
     }
 
     /// A tensor [samples, …] by its name.

@@ -13,10 +13,10 @@ use compute::{Dtype, Tape, Tensor, Var};
 use serde::de::DeserializeOwned;
 use weights::Catalog;
 
-use super::condition::{Condition, Conditions};
+use super::condition::{ConditionLayout, Conditions};
 use super::family::DiffusionFamily;
 use super::implementation::Implementation;
-use super::text::{EmbeddingWidths, TextEmbedding};
+use super::text::EmbeddingWidths;
 use super::{flux, flux2, kandinsky5, qwen_image, sd3, z_image};
 use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
@@ -207,8 +207,8 @@ pub trait Architecture: DeserializeOwned {
         widths: &[Option<EmbeddingWidths>],
     ) -> std::result::Result<(), Unsupported>;
 
-    /// The conditioning from each text encoder's embedding and its number of tokens.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition;
+    /// How the outputs of its text encoders make up its conditioning.
+    fn condition_layout(&self) -> ConditionLayout;
 }
 
 /// The latents that a model takes.
@@ -451,9 +451,9 @@ impl DenoiserConfig {
         dispatch!(Self, self, config => config.check_text(widths))
     }
 
-    /// The conditioning of a prompt.
-    pub fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        dispatch!(Self, self, config => config.condition(encoded))
+    /// How the outputs of text encoders make up the conditioning.
+    pub fn condition_layout(&self) -> ConditionLayout {
+        dispatch!(Self, self, config => config.condition_layout())
     }
 }
 

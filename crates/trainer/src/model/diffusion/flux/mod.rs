@@ -14,7 +14,7 @@ use weights::Catalog;
 pub use forward::Flux;
 pub(crate) use published::flux1_dev;
 
-use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, KONTEXT_SIZES, ReferenceSizing};
 use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
@@ -23,7 +23,7 @@ use super::joint::{ATTENTION_LAYERS, check_axes};
 use super::scheduler::SigmaSpacing;
 use super::text::{
     CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, PromptTemplate, T5_FILES, T5_NAME,
-    TextEmbedding, TextEncoderSpec,
+    TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -294,11 +294,7 @@ impl Architecture for FluxConfig {
     }
 
     /// T5's tokens, and CLIP's pooled embedding.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(_, clip), (_, t5)] = encoded else { unreachable!("there are two") };
-        Condition(vec![
-            NamedTensor::new(TOKENS, &[self.joint_attention_dim], t5.tokens.clone()),
-            NamedTensor::new(POOLED, &[], clip.pooled.clone()),
-        ])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout { width: self.joint_attention_dim, bands: &[&[1]], pooled: &[0] }
     }
 }

@@ -15,7 +15,7 @@ use weights::Catalog;
 pub use forward::Flux2;
 pub(crate) use published::{klein_4b, klein_9b};
 
-use super::condition::{Condition, NamedTensor, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, ReferenceSizing};
 use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
@@ -24,8 +24,7 @@ use super::joint::{ATTENTION_LAYERS, EPSILON, check_axes};
 use super::scheduler::SigmaSpacing;
 use super::text::templates::QWEN3_WITHOUT_THINKING;
 use super::text::{
-    EmbeddingWidths, EncoderKind, PromptLength, QWEN3_4B_FILES, QWEN3_8B_FILES, TextEmbedding,
-    TextEncoderSpec,
+    EmbeddingWidths, EncoderKind, PromptLength, QWEN3_4B_FILES, QWEN3_8B_FILES, TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -343,8 +342,7 @@ impl Architecture for Flux2Config {
     }
 
     /// The text encoder's tokens, with those that fill up a prompt.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(_, text)] = encoded else { unreachable!("there is one") };
-        Condition(vec![NamedTensor::new(TOKENS, &[self.joint_attention_dim], text.tokens.clone())])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout { width: self.joint_attention_dim, bands: &[&[0]], pooled: &[] }
     }
 }

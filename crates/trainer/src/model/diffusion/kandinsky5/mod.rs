@@ -21,11 +21,11 @@ pub use forward::Kandinsky5;
 pub(crate) use published::{image_lite, video_lite};
 pub use variants::FAMILY;
 
-use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::DiffusionFamily;
 use super::implementation::Implementation;
-use super::text::{EmbeddingWidths, TextEmbedding};
+use super::text::EmbeddingWidths;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::config::{self, Unsupported};
@@ -273,11 +273,7 @@ impl Architecture for Kandinsky5Config {
     }
 
     /// Qwen2.5-VL's tokens, as many as there are, and CLIP's pooled embedding.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(_, clip), (_, qwen)] = encoded else { unreachable!("there are two") };
-        Condition(vec![
-            NamedTensor::new(TOKENS, &[self.in_text_dim], qwen.tokens.clone()),
-            NamedTensor::new(POOLED, &[], clip.pooled.clone()),
-        ])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout { width: self.in_text_dim, bands: &[&[1]], pooled: &[0] }
     }
 }

@@ -14,7 +14,7 @@ use weights::Catalog;
 pub use forward::QwenImage;
 pub(crate) use published::qwen_image;
 
-use super::condition::{Condition, NamedTensor, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::editing::{Editing, EncoderImages, ReferenceSizing};
 use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
@@ -24,9 +24,7 @@ use super::scheduler::SigmaSpacing;
 use super::text::templates::{
     QWEN_IMAGE_EDIT_PLUS_TEMPLATE, QWEN_IMAGE_EDIT_TEMPLATE, QWEN_IMAGE_TEMPLATE,
 };
-use super::text::{
-    EmbeddingWidths, EncoderKind, PromptLength, QWEN25VL_FILES, TextEmbedding, TextEncoderSpec,
-};
+use super::text::{EmbeddingWidths, EncoderKind, PromptLength, QWEN25VL_FILES, TextEncoderSpec};
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
 use crate::model::adapter::names::EncoderNames;
@@ -306,9 +304,7 @@ impl Architecture for QwenImageConfig {
     }
 
     /// The text encoder's tokens, as many as there are.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(_, text)] = encoded else { unreachable!("there is one") };
-        let tokens = NamedTensor::new(TOKENS, &[self.joint_attention_dim], text.tokens.clone());
-        Condition(vec![tokens])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout { width: self.joint_attention_dim, bands: &[&[0]], pooled: &[] }
     }
 }

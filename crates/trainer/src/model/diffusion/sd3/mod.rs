@@ -16,7 +16,7 @@ use weights::Catalog;
 pub use forward::Sd3;
 pub(crate) use published::{sd3_medium, sd35_large};
 
-use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
@@ -24,7 +24,7 @@ use super::joint::ATTENTION_LAYERS;
 use super::scheduler::SigmaSpacing;
 use super::text::{
     CLIP_L_FILES, EmbeddingWidths, EncoderKind, PromptLength, PromptTemplate, T5_FILES, T5_NAME,
-    TextEmbedding, TextEncoderSpec,
+    TextEncoderSpec,
 };
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
@@ -281,19 +281,11 @@ impl Architecture for Sd3Config {
     }
 
     /// Both CLIPs concatenated by feature and padded with zeros, then T5's tokens; zeros for a T5 that is left out.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(n_clip, l), (_, g), (n_t5, t5)] = encoded else { unreachable!("there are three") };
-        let joint = self.joint_attention_dim;
-        let [l_width, g_width] = [l, g].map(|clip| clip.tokens.len() / n_clip.max(&1));
-        let padding = vec![0.0; joint - l_width - g_width];
-        let rows = l.tokens.chunks(l_width.max(1)).zip(g.tokens.chunks(g_width.max(1)));
-        let parts = rows.flat_map(|(l, g)| [l, g, &padding[..]]).chain([&t5.tokens[..]]);
-        let mut tokens = parts.collect::<Vec<_>>().concat();
-        tokens.resize((n_clip + n_t5) * joint, 0.0);
-        let pooled = [&l.pooled[..], &g.pooled[..]].concat();
-        Condition(vec![
-            NamedTensor::new(TOKENS, &[joint], tokens),
-            NamedTensor::new(POOLED, &[], pooled),
-        ])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout {
+            width: self.joint_attention_dim,
+            bands: &[&[0, 1], &[2]],
+            pooled: &[0, 1],
+        }
     }
 }

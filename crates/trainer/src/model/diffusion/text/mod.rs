@@ -26,7 +26,7 @@ use self::clean::clean_prompt;
 use self::prompt::PromptTexts;
 use self::token_source::TokenSource;
 use self::vision::PromptVision;
-use super::condition::Condition;
+use super::condition::{Condition, ConditionLayout};
 use super::denoiser::DenoiserConfig;
 use super::paths::{PartSearch, PartSource};
 use crate::error::{Result, TrainerError};
@@ -174,6 +174,10 @@ impl TextEncoders {
         self.slots.iter().filter_map(|slot| slot.encoder.as_ref())
     }
 
+    fn layout(&self) -> ConditionLayout {
+        self.config.condition_layout()
+    }
+
     /// Tokens of a prompt that each slot sees.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.slots.iter().map(|slot| slot.length)
@@ -231,7 +235,7 @@ impl TextEncoders {
             });
             (length, encoded.unwrap_or_default())
         };
-        Ok(self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>()))
+        Ok(self.layout().condition(&self.slots.iter().map(encoded).collect::<Vec<_>>()))
     }
 
     /// The conditioning of a prompt that was encoded elsewhere, for families with one text encoder: tokens of this width.
@@ -253,7 +257,7 @@ impl TextEncoders {
         if n == 0 || (is_text && n > *length) {
             return Err(format!("{n} tokens, this model sees 1 to {length}"));
         }
-        Ok(self.config.condition(&[(*length, TextEmbedding { tokens, pooled: Vec::new() })]))
+        Ok(self.layout().condition(&[(*length, TextEmbedding { tokens, pooled: Vec::new() })]))
     }
 
     /// Encodes prompts.
@@ -345,7 +349,7 @@ impl TextEncoders {
                 (slot.length, encoded.unwrap_or_default())
             };
             let all: Vec<_> = self.slots.iter().enumerate().map(of_slot).collect();
-            take(self.config.condition(&all))
+            take(self.layout().condition(&all))
         };
         match last.and_then(|last| self.slots[last].encoder.as_ref()) {
             Some(encoder) => encoder.encode(device, encoding, texts, callbacks, &mut whole),

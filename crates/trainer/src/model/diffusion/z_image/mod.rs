@@ -14,16 +14,14 @@ use weights::Catalog;
 pub use forward::ZImage;
 pub(crate) use published::z_image;
 
-use super::condition::{Condition, NamedTensor, TOKENS};
+use super::condition::ConditionLayout;
 use super::denoiser::{Architecture, LatentSpec};
 use super::family::{ComfyuiLora, DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
 use super::joint::check_axes;
 use super::scheduler::SigmaSpacing;
 use super::text::templates::QWEN3_TEMPLATE;
-use super::text::{
-    EmbeddingWidths, EncoderKind, PromptLength, QWEN3_4B_FILES, TextEmbedding, TextEncoderSpec,
-};
+use super::text::{EmbeddingWidths, EncoderKind, PromptLength, QWEN3_4B_FILES, TextEncoderSpec};
 use crate::error::Result;
 use crate::model::adapter::TargetPreset;
 use crate::model::adapter::names::EncoderNames;
@@ -315,8 +313,7 @@ impl Architecture for ZImageConfig {
     }
 
     /// The text encoder's tokens, as many as there are.
-    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
-        let [(_, text)] = encoded else { unreachable!("there is one") };
-        Condition(vec![NamedTensor::new(TOKENS, &[self.cap_feat_dim], text.tokens.clone())])
+    fn condition_layout(&self) -> ConditionLayout {
+        ConditionLayout { width: self.cap_feat_dim, bands: &[&[0]], pooled: &[] }
     }
 }
