@@ -213,6 +213,16 @@ fn allocations_of_runs_of_other_families_may_fail() {
     check_allocations(&Job::flux2(), 1499);
 }
 
+/// The same where text encoders are trained too: they take memory in every step.
+#[test]
+fn allocations_of_trained_text_encoders_may_fail() {
+    let job = Job::new();
+    let (file, rank) = (fs::read_to_string(&job.file).unwrap(), "rank = 4\n");
+    let with_encoders = format!("{rank}text_encoders = ['clip-l', 'clip-g']\n");
+    fs::write(&job.file, file.replacen(rank, &with_encoders, 1)).unwrap();
+    check_allocations(&job, 499);
+}
+
 /// Every `step`-th.
 fn check_allocations(job: &Job, step: usize) {
     let whole = run_with(job, "whole", &SHORT, &|_, _| {});

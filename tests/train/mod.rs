@@ -6,6 +6,7 @@ mod archives;
 mod checkpoints;
 pub mod clips;
 mod distilled;
+mod encoders;
 mod full;
 mod fused;
 mod gpu;

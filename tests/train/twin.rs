@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use tempfile::TempDir;
 use weights::Catalog;
 use weights::load::load_f32;
 
@@ -113,6 +114,35 @@ fn training_an_edit_of_flux2_is_that_of_the_reference() {
     check_job(&flux2::golden().join("train"), names, &[], OF_FLUX_ADAPTER);
 }
 
+/// CLIP-L and CLIP-G of SD3, whose tokens and pooled embeddings are parts of the condition; of FLUX.1 CLIP-L, of which only the
+/// pooled embedding is one.
+#[test]
+fn training_text_encoders_too_is_that_of_the_reference() {
+    let unused = ["transformer_blocks.1.attn.add_q_proj"];
+    for (folder, unused, tolerance) in
+        [(golden(), &unused[..], OF_ADAPTER), (flux::golden(), &[], OF_FLUX_ADAPTER)]
+    {
+        let folder = folder.join("train");
+        let names = ["encoders.toml", "encoders_losses.txt", "encoders_adapter.safetensors"];
+        let out = check_job(&folder, names, unused, tolerance);
+        let state = out.path().join("run/checkpoints/step-000010/state.safetensors");
+        check_moments(&folder.join("encoders_moments.safetensors"), &state);
+    }
+}
+
+/// Compares what AdamW has of the gradients of text encoders, an average over all steps.
+fn check_moments(theirs: &Path, state: &Path) {
+    let ours = Catalog::open(state).unwrap();
+    for (name, theirs) in tensors(theirs) {
+        let (parameter, _) = ours.metadata.iter().find(|(_, of)| **of == name).unwrap();
+        let index = parameter.strip_prefix("parameter.").unwrap();
+        let first = ours.find(&format!("optimizer.{index}.first")).unwrap();
+        let first = load_f32(&ours, first, 0..first.numel()).unwrap();
+        let apart = trainer::verify::relative_error(&theirs, &first);
+        assert!(apart < OF_ADAPTER, "{name}: {apart:e}");
+    }
+}
+
 /// In the reference, the adapter that acts in training alone is fused into the model.
 #[test]
 fn training_beside_a_training_adapter_is_that_of_the_reference() {
@@ -134,7 +164,7 @@ fn check_job(
     [job, losses_file, adapter]: [&str; 3],
     unused: &[&str],
     tolerance: f64,
-) {
+) -> TempDir {
     let out = tempfile::tempdir().unwrap();
     let run = out.path().join("run");
     check(folder, job, losses_file, &run);
@@ -147,6 +177,7 @@ fn check_job(
         let apart = trainer::verify::relative_error(theirs, ours);
         assert!(apart < tolerance, "{name}: {apart:e}");
     }
+    out
 }
 
 /// By name, in order.

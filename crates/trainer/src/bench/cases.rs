@@ -486,7 +486,9 @@ impl PreparedBench {
                 }
                 self.update(&gradients)?;
             }
-            BenchWork::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
+            BenchWork::Clip(model) => {
+                drop(model.forward(&inference(), &[7; 77], 1, Recompute::None)?);
+            }
             BenchWork::T5(model) => drop(model.forward(&inference(), &[7; 256], 1, None)?),
             BenchWork::Encode(model, images) => drop(model.forward(&inference(), images)?),
             BenchWork::Decode(model, latents) => drop(model.forward(&inference(), latents)?),

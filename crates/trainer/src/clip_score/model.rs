@@ -21,6 +21,7 @@ use crate::model::encoder::tokenizer::PromptTokenizer;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
 use crate::model::kind::{self, ModelKind};
+use crate::model::recompute::Recompute;
 use crate::model::tensor_piece::TensorPiece;
 use crate::model::{component, hub};
 
@@ -182,7 +183,7 @@ impl LoadedClip<'_> {
     /// The embedding of a text, of length 1. What is too long for the model is cut off.
     pub fn text(&self, text: &str) -> Result<Vec<f32>> {
         let ids = self.model.tokenizer.encode(text).ids;
-        self.embedding(|tape| Ok(self.parts.text.forward(tape, &ids, 1)?.pooled))
+        self.embedding(|tape| Ok(self.parts.text.forward(tape, &ids, 1, Recompute::None)?.pooled))
     }
 
     /// The embedding of an image, of length 1.
@@ -191,7 +192,7 @@ impl LoadedClip<'_> {
         self.embedding(|tape| self.parts.vision.forward(tape, &values))
     }
 
-    fn embedding(&self, forward: impl FnOnce(&Tape<'_>) -> Result<Var>) -> Result<Vec<f32>> {
+    fn embedding<'s>(&'s self, forward: impl FnOnce(&Tape<'s>) -> Result<Var>) -> Result<Vec<f32>> {
         let tape = Tape::inference(self.device, &self.params, 0);
         let embedding = to_vec(forward(&tape)?.tensor())?;
         let length = embedding.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();

@@ -23,6 +23,17 @@ pub struct AdapterConfig {
     pub targets: Vec<AdapterTarget>,
     /// Layers that get none all the same.
     pub exclude: Vec<String>,
+    /// Text encoders that get one too.
+    pub text_encoders: TextEncoderAdapters,
+}
+
+/// Adapters of text encoders that are trained together with an image model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TextEncoderAdapters {
+    /// The encoders, by name; none in most jobs.
+    pub names: Vec<String>,
+    /// By layer, of each of them.
+    pub targets: Vec<AdapterTarget>,
 }
 
 section! {
@@ -52,6 +63,12 @@ section! {
         exclude: Option<Vec<String>> = Default(None), Filled;
         /// Layers with their own rank and alpha (PEFT: `rank_pattern`), among the targets or beside them
         pattern: Vec<Pattern> = Default(Vec::new()), Any;
+        /// Image models: text encoders with a LoRA beside the model's, which then run in every step (diffusers: `train_text_encoder`; kohya: without `network_train_unet_only`). SD3: `clip-l`, `clip-g`; FLUX.1: `clip-l`
+        text_encoders: Vec<String> = Default(Vec::new()), Any;
+        /// Layers of text encoders with a LoRA, named as in `targets`
+        text_encoder_targets: Vec<String> = Default(clip_targets()), Filled;
+        /// Learning rate of text encoders (diffusers, kohya: `text_encoder_lr`). Not set: `optimizer.learning_rate`
+        text_encoder_learning_rate: Option<f64> = Default(None), UpTo(0.0, 10.0);
     }
 }
 
@@ -98,7 +115,7 @@ const DEFAULT_RANK: usize = 16;
 const DEFAULT_LOHA_RANK: usize = 8;
 
 /// Keys that only an adapter has.
-const ADAPTER_ONLY_KEYS: [&str; 11] = [
+const ADAPTER_ONLY_KEYS: [&str; 14] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.dropout",
@@ -110,10 +127,22 @@ const ADAPTER_ONLY_KEYS: [&str; 11] = [
     "adapter.targets",
     "adapter.exclude",
     "adapter.pattern",
+    "adapter.text_encoders",
+    "adapter.text_encoder_targets",
+    "adapter.text_encoder_learning_rate",
 ];
+
+/// Keys that only trained text encoders have.
+const ENCODER_ONLY_KEYS: [&str; 2] =
+    ["adapter.text_encoder_targets", "adapter.text_encoder_learning_rate"];
 
 /// How a job without an adapter says so.
 pub(super) const FULL_FINE_TUNE: &str = "adapter.kind = \"full\"";
+
+/// Taken: the layers of CLIP in diffusers' `train_dreambooth_lora_sd3.py` and `train_dreambooth_lora_flux.py`.
+fn clip_targets() -> Vec<String> {
+    ["q_proj", "k_proj", "v_proj", "out_proj"].map(str::to_owned).into()
+}
 
 /// Where the base does not tell its family.
 fn default_targets() -> Vec<String> {
@@ -140,7 +169,8 @@ impl AdapterConfig {
         };
         let targets = targets.into_iter().map(target).collect();
         let exclude = material.images().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
-        Self { kind: AdapterKind::Lora, targets, exclude }
+        let text_encoders = TextEncoderAdapters::default();
+        Self { kind: AdapterKind::Lora, targets, exclude, text_encoders }
     }
 
     /// As meant; patterns come first, so that they count where a target names the layer too.
@@ -165,12 +195,17 @@ impl AdapterConfig {
             mut targets,
             mut exclude,
             pattern,
+            text_encoders,
+            text_encoder_targets,
+            text_encoder_learning_rate,
         } = keys;
         if kind == AdapterKind::Full {
             for key in ADAPTER_ONLY_KEYS {
                 rows.leave_out(key, FULL_FINE_TUNE)?;
             }
-            return Ok(Self { kind, targets: Vec::new(), exclude: Vec::new() });
+            let (targets, exclude) = (Vec::new(), Vec::new());
+            let text_encoders = TextEncoderAdapters::default();
+            return Ok(Self { kind, targets, exclude, text_encoders });
         }
         refuse_idle(kind, full_matrix, decompose_both, rows)?;
         if kind == AdapterKind::Loha
@@ -179,7 +214,13 @@ impl AdapterConfig {
             rank = DEFAULT_LOHA_RANK;
             rows.replace("adapter.rank", &rank);
         }
-        refuse_rates(loraplus_lr_ratio, &pattern, optimizer, rows)?;
+        refuse_idle_encoders(kind, &text_encoders, material, rows)?;
+        let own_rates = [
+            ("adapter.pattern", pattern.iter().any(|pattern| pattern.learning_rate.is_some())),
+            ("adapter.loraplus_lr_ratio", loraplus_lr_ratio != 1.0),
+            ("adapter.text_encoder_learning_rate", text_encoder_learning_rate.is_some()),
+        ];
+        refuse_rates(own_rates, optimizer, rows)?;
         let is_free = rows.origin("adapter.targets").is_some_and(ValueOrigin::is_default);
         if let Some(family) = family {
             let usual = TargetNames(family.targets());
@@ -221,16 +262,22 @@ impl AdapterConfig {
                 rate_factors: [rate as f32, loraplus_lr_ratio as f32],
             }
         };
+        let relative = |rate: Option<f64>| rate.map_or(1.0, |rate| rate / optimizer.learning_rate);
         let own = pattern.into_iter().map(|own: Pattern| {
             // An alpha chosen for another rank would change how much the adapter counts.
             let alpha = own.alpha.or(if own.rank.is_none() { alpha } else { None });
-            let rate = own.learning_rate.map_or(1.0, |rate| rate / optimizer.learning_rate);
+            let rate = relative(own.learning_rate);
             target(own.r#match, own.rank.unwrap_or(rank), alpha, rate)
         });
         let own: Vec<_> = own.collect();
         let others = targets.into_iter().map(|name| target(name, rank, alpha, 1.0));
         let targets = own.into_iter().chain(others).collect();
-        Ok(Self { kind, targets, exclude: exclude.unwrap_or_default() })
+        let of_encoder = |name| target(name, rank, alpha, relative(text_encoder_learning_rate));
+        let text_encoders = TextEncoderAdapters {
+            targets: text_encoder_targets.into_iter().map(of_encoder).collect(),
+            names: text_encoders,
+        };
+        Ok(Self { kind, targets, exclude: exclude.unwrap_or_default(), text_encoders })
     }
 }
 
@@ -265,18 +312,36 @@ fn refuse_idle(
     Ok(())
 }
 
-/// Learning rates of some parameters need an optimizer that takes each of them by itself.
+/// Text encoders are those of image models, and their layers get a `LoRA` alone.
+fn refuse_idle_encoders(
+    kind: AdapterKind,
+    names: &[String],
+    material: &TrainingData,
+    rows: &mut ResolvedKeys,
+) -> Result<(), ConfigError> {
+    if material.images().is_err() {
+        rows.leave_out("adapter.text_encoders", "[text]")?;
+    }
+    if names.is_empty() {
+        for key in ENCODER_ONLY_KEYS {
+            rows.leave_out(key, "adapter.text_encoders = []")?;
+        }
+        return Ok(());
+    }
+    if kind != AdapterKind::Lora {
+        return exclude("adapter.text_encoders", "adapter.kind", quoted("lora"), rows);
+    }
+    Ok(())
+}
+
+/// Learning rates of some parameters need an optimizer that takes each of them by itself. By key: whether there is one.
 fn refuse_rates(
-    loraplus_lr_ratio: f64,
-    patterns: &[Pattern],
+    own_rates: [(&'static str, bool); 3],
     optimizer: &OptimizerConfig,
     rows: &ResolvedKeys,
 ) -> Result<(), ConfigError> {
-    let has_own = patterns.iter().any(|pattern| pattern.learning_rate.is_some());
-    let key = match (has_own, loraplus_lr_ratio != 1.0) {
-        (true, _) => "adapter.pattern",
-        (false, true) => "adapter.loraplus_lr_ratio",
-        (false, false) => return Ok(()),
+    let Some((key, _)) = own_rates.into_iter().find(|(_, has_own)| *has_own) else {
+        return Ok(());
     };
     if optimizer.kind.updates_one_by_one() {
         return Ok(());

@@ -20,6 +20,8 @@ use crate::model::files::{ShardedOutput, save_tensors};
 
 /// The adapter of a layer, on a device.
 pub struct LayerTensors<'a> {
+    /// The part of the model it is in.
+    pub component: Component,
     /// The layer's name.
     pub module: &'a str,
     /// LoRA rank.
@@ -33,20 +35,17 @@ pub struct LayerTensors<'a> {
 }
 
 /// Writes an adapter of a model that has these tensors into a checkpoint's folder.
-pub fn write(
-    folder: &Path,
-    component: Component,
-    layers: &[LayerTensors<'_>],
-    of_base: &[TensorSpec],
-) -> Result<()> {
+pub fn write(folder: &Path, layers: &[LayerTensors<'_>], of_base: &[TensorSpec]) -> Result<()> {
     let is_lora = layers.iter().all(|layer| matches!(layer.factors, Factors::Lora { .. }));
-    let (format, name) = match component {
-        Component::Transformer | Component::TextEncoder(_) if is_lora => {
-            (AdapterFormat::Diffusers, DIFFUSERS_FILE)
-        }
-        _ => (AdapterFormat::Peft, PEFT_FILE),
+    let is_language = layers.iter().any(|layer| layer.component == Component::Language);
+    let (format, name) = if is_lora && !is_language {
+        (AdapterFormat::Diffusers, DIFFUSERS_FILE)
+    } else {
+        (AdapterFormat::Peft, PEFT_FILE)
     };
-    let parts = vec![(component, layers.iter().map(without_data).collect())];
+    // Those of a part of the model follow each other.
+    let parts = layers.chunk_by(|a, b| a.component == b.component);
+    let parts = parts.map(|of| (of[0].component, of.iter().map(without_data).collect())).collect();
     if format == AdapterFormat::Peft {
         let path = folder.join(PEFT_CONFIG);
         let mut file = AtomicFile::create(&path)?;
@@ -56,7 +55,7 @@ pub fn write(
     }
     let mut tensors = BTreeMap::new();
     for layer in layers {
-        let stem = stem(component, layer.module, format);
+        let stem = stem(layer.component, layer.module, format);
         let FileForm { lora, magnitude, .. } = FileForm::of(format, None);
         let named = layer.factors.named(lora).into_iter();
         tensors.extend(named.map(|(name, tensor)| (format!("{stem}.{name}"), *tensor)));

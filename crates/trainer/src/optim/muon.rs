@@ -124,7 +124,14 @@ mod tests {
         let (down, up, magnitude) = (key(&[2, 4]), key(&[4, 2]), Some(key(&[4])));
         let module = "lm_head".into();
         let factors = Factors::Lora { down, up };
-        adapters.layers.push(AdaptedLayer { module, rank: 2, alpha: 2.0, factors, magnitude });
+        adapters.layers.push(AdaptedLayer {
+            encoder: None,
+            module,
+            rank: 2,
+            alpha: 2.0,
+            factors,
+            magnitude,
+        });
         assert_eq!(is_hidden_matrix(&adapters)[6..], [true, true, false]);
     }
 

@@ -26,6 +26,8 @@ pub enum Purpose {
     Completions,
     /// The same after held-out prompts.
     HeldOutCompletions,
+    /// The initial matrices of the adapters of text encoders, plus the encoder's position.
+    EncoderAdapters,
 }
 
 /// The seed for a purpose.

@@ -444,7 +444,7 @@ impl<'a, T: Task> Session<'a, T> {
             if !keys
                 .try_fold(false, |found, key| Ok::<_, TrainerError>(found || has_gradient(key)?))?
             {
-                without.push(layer.module.clone());
+                without.push(layer.name());
             }
         }
         for (name, key) in &self.adapters.full_params {
@@ -465,15 +465,16 @@ impl<'a, T: Task> Session<'a, T> {
         self.with_averaged(|session| {
             let values = session.adapters.params.values();
             let of = |key: ParamKey| &values[key.index()];
+            let (task, of_model) = (session.task, session.task.component());
             let layers = session.adapters.layers.iter().map(|layer| LayerTensors {
+                component: layer.encoder.unwrap_or(of_model),
                 module: &layer.module,
                 rank: layer.rank,
                 alpha: layer.alpha,
                 factors: layer.factors.map(|key| of(*key)),
                 magnitude: layer.magnitude.map(of),
             });
-            let (layers, task) = (layers.collect::<Vec<_>>(), session.task);
-            adapter_checkpoint::write(folder, task.component(), &layers, &task.tensors()?)
+            adapter_checkpoint::write(folder, &layers.collect::<Vec<_>>(), &task.tensors()?)
         })
     }
 
@@ -485,10 +486,10 @@ impl<'a, T: Task> Session<'a, T> {
         };
         for layer in &self.adapters.layers {
             for (name, key) in layer.factors.named(["lora_A.weight", "lora_B.weight"]) {
-                add(*key, format!("{}.{name}", layer.module));
+                add(*key, format!("{}.{name}", layer.name()));
             }
             if let Some(magnitude) = layer.magnitude {
-                add(magnitude, format!("{}.lora_magnitude_vector", layer.module));
+                add(magnitude, format!("{}.lora_magnitude_vector", layer.name()));
             }
         }
         for (name, key) in &self.adapters.full_params {

@@ -78,7 +78,7 @@ const FREE_KEYS: [&str; 19] = [
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 13] = [
+const NEW_KEYS: [(&str, &str); 14] = [
     ("base.compute", "\"dtype\""),
     ("data.loss_weight", "1.0"),
     ("data.regularisation", "false"),
@@ -92,6 +92,7 @@ const NEW_KEYS: [(&str, &str); 13] = [
     ("train.weight_dtype", "\"f32\""),
     ("cluster.sync_every", "\"off\""),
     ("cluster.wire", "\"f32\""),
+    ("adapter.text_encoders", "[]"),
 ];
 
 /// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on

@@ -1,7 +1,7 @@
-"""Trains job.toml and own.toml for FLUX.1 by PyTorch, diffusers and PEFT, and records the results.
+"""Trains job.toml, own.toml and encoders.toml for FLUX.1 by PyTorch, diffusers and PEFT, and records the results.
 
     pip install torch diffusers transformers peft safetensors pillow numpy
-    python generate.py           # writes losses.txt, adapter.safetensors and own_losses.txt
+    python generate.py           # writes losses.txt, adapter.safetensors, own_losses.txt and encoders_*
     python generate.py --check   # trains again and prints the differences from the recorded files
 
 The training is the plain loop of diffusers' train_dreambooth_lora_flux.py: FluxTransformer2DModel on packed latents, with
@@ -29,6 +29,7 @@ SHORT_PROMPT = 24
 
 class FluxTrainer(shared.Trainer):
     pipeline_class = FluxPipeline
+    clips = {"clip-l": "text_encoder"}
 
     def layers(self):
         model = self.pipeline.transformer
@@ -37,10 +38,9 @@ class FluxTrainer(shared.Trainer):
         return double + [f"single_transformer_blocks.{index}.{layer}"
                          for index in range(len(model.single_transformer_blocks)) for layer in SINGLE]
 
-    @torch.no_grad()
-    def encode(self, pixels, caption):
+    def encode_caption(self, caption):
         tokens, pooled, _ = self.pipeline.encode_prompt(caption, None, max_sequence_length=SHORT_PROMPT)
-        return self.pipeline.vae.encode(pixels).latent_dist, tokens, pooled, pixels.shape[-1:-3:-1]
+        return tokens, pooled
 
     def predict(self, latents, timesteps, tokens, pooled):
         count, channels, height, width = latents.shape

@@ -1,12 +1,13 @@
-"""Trains job.toml and own.toml by PyTorch, diffusers and PEFT, and records the results.
+"""Trains job.toml, own.toml and encoders.toml by PyTorch, diffusers and PEFT, and records the results.
 
     pip install torch diffusers transformers peft safetensors pillow numpy
-    python generate.py           # draws images/, writes losses.txt, adapter.safetensors and own_losses.txt
+    python generate.py           # draws images/, writes losses.txt, adapter.safetensors, own_losses.txt and encoders_*
     python generate.py --check   # trains again and prints the differences from the recorded files
 
 The training is the plain loop of diffusers' train_dreambooth_lora_sd3.py: SD3Transformer2DModel with PEFT's
 LoRA (in own.toml all of the model's own weights instead), torch.optim.AdamW, clip_grad_norm_, in f32 on a
-CPU. Only random numbers are not torch's: each is a
+CPU. In encoders.toml the CLIP text encoders get a LoRA too, as with that script's --train_text_encoder: prompts are then
+encoded in every step, by the pipeline's own `encode_prompt`. Only random numbers are not torch's: each is a
 function of the job's seed, of what it is for and of a number, by Philox4x32-10 (Salmon et al., SC 2011).
 They are computed here anew, from this table:
 
@@ -14,6 +15,7 @@ They are computed here anew, from this table:
 |---|---|---|---|
 | order of an epoch | seed ^ "order" | the epoch | words 0, 1, ...: Fisher and Yates, bucket by bucket, then batches |
 | A of an adapter | seed for 0 | the layer, as the model is built | normal 0, 1, ..., divided by the rank |
+| A of a text encoder's | seed for 10, plus its number | the layer, as it is built | the same |
 | level of noise | seed for 1 | the draw | normal 2 |
 | place in a latent's distribution | seed for 2 | the draw | normal 0, 1, ... |
 | noise | seed for 3 | the draw | normal 0, 1, ... |
@@ -46,12 +48,15 @@ from safetensors.torch import load_file, save_file
 HERE = Path(__file__).resolve().parent
 
 ADAPTERS, LEVELS, LATENTS, NOISE = range(4)
+ENCODER_ADAPTERS = 10
 FAMILY = 0x686561727468
 ORDER = 0x6F72646572000000
 
 # In the order in which the model is built; the last block has no to_add_out.
 LAYERS = [f"attn.{layer}" for layer in ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj",
                                         "to_add_out"]]
+
+CLIP_LAYERS = ["q_proj", "k_proj", "v_proj", "out_proj"]
 
 # Sizes [width, height] and captions. All are sizes of buckets, so that nothing is scaled.
 PICTURES = [
@@ -157,18 +162,23 @@ def trained_parameters(transformer, job, layers):
     some may not exist."""
     if job["adapter"].get("kind") == "full":
         return list(transformer.requires_grad_(True).parameters())
-    rank, seed = job["adapter"]["rank"], seed_for(job["train"]["seed"], ADAPTERS)
-    transformer.requires_grad_(False)
-    modules = dict(transformer.named_modules())
+    return adapter_parameters(transformer, job, layers, seed_for(job["train"]["seed"], ADAPTERS))
+
+
+def adapter_parameters(model, job, layers, seed):
+    """Those of a LoRA that is attached here, with A of this seed."""
+    rank = job["adapter"]["rank"]
+    model.requires_grad_(False)
+    modules = dict(model.named_modules())
     layers = [layer for layer in layers if layer in modules]
-    transformer.add_adapter(LoraConfig(r=rank, lora_alpha=job["adapter"]["alpha"], target_modules=layers))
-    modules = dict(transformer.named_modules())
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=job["adapter"]["alpha"], target_modules=layers))
+    modules = dict(model.named_modules())
     for number, layer in enumerate(layers):
         down = modules[layer].lora_A.default.weight
         numbers = torch.from_numpy(normals(seed, number, down.numel())).reshape(down.shape)
         down.data.copy_(numbers / rank)
         assert not modules[layer].lora_B.default.weight.any()
-    return [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def numbers_like(tensor, seed, purpose, draw):
@@ -177,12 +187,30 @@ def numbers_like(tensor, seed, purpose, draw):
 
 class Trainer:
     pipeline_class = StableDiffusion3Pipeline
+    # By hearth's names, in the order of folders.
+    clips = {"clip-l": "text_encoder", "clip-g": "text_encoder_2"}
 
     def __init__(self, folder, job):
         self.job = job
         self.pipeline = self.pipeline_class.from_pretrained(folder / job["base"]["path"], torch_dtype=torch.float32)
-        self.samples = [self.encode(*image) for image in read_images(folder / job["data"]["images"])]
+        images = list(read_images(folder / job["data"]["images"]))
+        self.samples = [self.encode(*image) for image in images]
+        self.captions = [caption for _, caption in images]
         self.parameters = trained_parameters(self.pipeline.transformer, job, self.layers())
+        self.encoder_parameters = self.train_encoders(job["adapter"].get("text_encoders", []))
+
+    def train_encoders(self, names):
+        found, seed = [], seed_for(self.job["train"]["seed"], ENCODER_ADAPTERS)
+        self.trained = {name: getattr(self.pipeline, self.clips[name]) for name in names}
+        for position, name in enumerate(self.clips, 1):
+            if name not in names:
+                continue
+            model = self.trained[name]
+            # In the order of blocks, and in each of these four.
+            layers = [name for name, _ in model.named_modules() if name.rsplit(".")[-1] in CLIP_LAYERS]
+            layers.sort(key=lambda name: (int(name.split("layers.")[1].split(".")[0]), CLIP_LAYERS.index(name.rsplit(".")[-1])))
+            found += adapter_parameters(model, self.job, layers, seed + position)
+        return found
 
     def layers(self):
         blocks = range(len(self.pipeline.transformer.transformer_blocks))
@@ -190,9 +218,13 @@ class Trainer:
 
     @torch.no_grad()
     def encode(self, pixels, caption):
+        tokens, pooled = self.encode_caption(caption)
+        return self.pipeline.vae.encode(pixels).latent_dist, tokens, pooled, pixels.shape[-1:-3:-1]
+
+    def encode_caption(self, caption):
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
             caption, None, None, do_classifier_free_guidance=False, max_sequence_length=256)
-        return self.pipeline.vae.encode(pixels).latent_dist, tokens, pooled, pixels.shape[-1:-3:-1]
+        return tokens, pooled
 
     def batch(self, number):
         """The images of a batch, counted over the whole run."""
@@ -229,11 +261,16 @@ class Trainer:
         found = self.predict(
             latents=torch.cat([latents for latents, _, _ in parts]),
             timesteps=torch.stack([timestep for *_, timestep in parts]),
-            **self.condition([self.samples[index] for index in indices]))
+            **self.condition([self.sample(index) for index in indices]))
         return ((found - torch.cat([target for _, target, _ in parts])) ** 2).mean(), len(indices)
 
     def condition(self, samples):
         return dict(tokens=torch.cat([sample[1] for sample in samples]), pooled=torch.cat([sample[2] for sample in samples]))
+
+    def sample(self, index):
+        """With the caption as the text encoders encode it now, if some are trained."""
+        latent, *encoded, size = self.samples[index]
+        return latent, *(self.encode_caption(self.captions[index]) if self.trained else encoded), size
 
     def predict(self, latents, timesteps, tokens, pooled):
         return self.pipeline.transformer(
@@ -248,8 +285,12 @@ class Trainer:
 
     def train(self):
         settings, job = self.job["optimizer"], self.job["train"]
+        groups = [dict(params=self.parameters)]
+        if self.encoder_parameters:
+            groups.append(dict(params=self.encoder_parameters, lr=self.job["adapter"]["text_encoder_learning_rate"]))
+        everything = self.parameters + self.encoder_parameters
         optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings["learning_rate"], betas=settings["betas"], eps=1e-8,
+            groups, lr=settings["learning_rate"], betas=settings["betas"], eps=1e-8,
             weight_decay=settings["weight_decay"])
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
         losses = []
@@ -262,10 +303,11 @@ class Trainer:
                 loss, count = self.loss(number)
                 (loss * count / n_samples).backward()
                 losses[-1] += loss.item() * count / n_samples
-            torch.nn.utils.clip_grad_norm_(self.parameters, job["max_grad_norm"])
+            torch.nn.utils.clip_grad_norm_(everything, job["max_grad_norm"])
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+        self.moments = {parameter: optimizer.state[parameter]["exp_avg"] for parameter in self.encoder_parameters}
         return losses
 
     def adapter(self):
@@ -274,7 +316,17 @@ class Trainer:
         return {
             "transformer." + name.replace(".default.", "."): parameter.detach().contiguous()
             for name, parameter in named if parameter.requires_grad
-        }
+        } | self.of_encoders(lambda parameter: parameter.detach())
+
+    def of_encoders(self, value):
+        """By the same names, which have a prefix that some versions of transformers leave out."""
+        found = {}
+        for encoder, model in self.trained.items():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    name = "text_model." + name.removeprefix("text_model.").replace(".default.", ".")
+                    found[f"{self.clips[encoder]}.{name}"] = value(parameter).contiguous()
+        return found
 
 
 def main(folder, trainer_class, draws):
@@ -289,6 +341,12 @@ def main(folder, trainer_class, draws):
         record_losses(trainer.train(), folder / file, check)
         if job == "job.toml":
             record_adapter(trainer.adapter(), folder / "adapter.safetensors", check)
+    if (folder / "encoders.toml").exists():
+        trainer = trainer_class(folder, tomllib.loads((folder / "encoders.toml").read_text()))
+        record_losses(trainer.train(), folder / "encoders_losses.txt", check)
+        record_adapter(trainer.adapter(), folder / "encoders_adapter.safetensors", check)
+        # What AdamW has of the encoders' gradients.
+        record_adapter(trainer.of_encoders(trainer.moments.get), folder / "encoders_moments.safetensors", check)
 
 
 def record_losses(losses, path, check):

@@ -141,7 +141,7 @@ fn triggers(config: &RunConfig) -> Option<String> {
 }
 
 /// Keys that determine the adapter, besides the samples.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 24] = [
     "base.dtype",
     "base.quantise",
     "data.resolution",
@@ -156,6 +156,8 @@ const SETTINGS: [&str; 22] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.targets",
+    "adapter.text_encoders",
+    "adapter.text_encoder_learning_rate",
     "train.batch_size",
     "train.gradient_accumulation",
     "train.weighting_scheme",
@@ -181,7 +183,9 @@ fn settings(config: &RunConfig) -> Vec<(String, String)> {
             section => Some(section.get(name)?.to_string()),
         }
     };
-    SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?))).collect()
+    let settings = SETTINGS.iter().filter_map(|key| Some(((*key).to_owned(), value(key)?)));
+    // An empty list is what most jobs have.
+    settings.filter(|(_, value)| value != "[]").collect()
 }
 
 /// The whole model card.

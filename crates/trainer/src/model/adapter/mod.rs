@@ -216,6 +216,8 @@ pub struct AdaptedComponent<'a> {
 /// A layer with its adapter.
 #[derive(Clone, Debug)]
 pub struct AdaptedLayer {
+    /// The text encoder it is in, of a model that is trained with its text encoders; otherwise it is in the model itself.
+    pub encoder: Option<Component>,
     /// The layer's name.
     pub module: String,
     /// LoRA rank.
@@ -229,6 +231,14 @@ pub struct AdaptedLayer {
 }
 
 impl AdaptedLayer {
+    /// The layer's name among those of all that is trained.
+    pub fn name(&self) -> String {
+        match self.encoder {
+            Some(encoder) => format!("{}.{}", encoder.folder(), self.module),
+            None => self.module.clone(),
+        }
+    }
+
     /// Its parameters.
     pub fn keys(&self) -> impl Iterator<Item = ParamKey> {
         self.factors.all().copied().chain(self.magnitude)
@@ -387,6 +397,7 @@ impl Adapters {
         }
         let trained = magnitude.as_ref().map(|magnitude| magnitude.trained);
         let layer = AdaptedLayer {
+            encoder: None,
             module: module.to_owned(),
             rank,
             alpha,
@@ -408,27 +419,65 @@ impl Adapters {
         }
     }
 
+    /// Has `build` make a text encoder whose layers get new adapters by targets of their own. Their parameters follow those
+    /// that are there.
+    pub fn of_encoder<T>(
+        &mut self,
+        encoder: Component,
+        targets: Vec<AdapterTarget>,
+        seed: u64,
+        build: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let params = std::mem::take(&mut self.params);
+        let rate_factors = std::mem::take(&mut self.rate_factors);
+        let mut own = Self { params, rate_factors, ..Self::random_init(targets, Vec::new(), seed) };
+        let built = build(&mut own)?;
+        if let AdapterInit::RandomInit { targets, .. } = &own.init {
+            own.check_targets(targets, "adapter.text_encoder_targets")?;
+        }
+        (self.params, self.rate_factors) = (own.params, own.rate_factors);
+        let layers = own.layers.into_iter();
+        self.layers.extend(layers.map(|layer| AdaptedLayer { encoder: Some(encoder), ..layer }));
+        Ok(built)
+    }
+
+    /// Checks that every target found a layer.
+    fn check_targets(&self, targets: &[AdapterTarget], key: &'static str) -> Result<()> {
+        let Some(target) = targets.iter().find(|target| !self.is_used(&target.pattern)) else {
+            return Ok(());
+        };
+        let of_model: Vec<&String> = self.modules.iter().chain(&self.excluded).collect();
+        Err(no_layer(&target.pattern, key, "no layer of the model", &of_model))
+    }
+
+    /// Layers that a target names.
+    fn targeted(&self) -> impl Iterator<Item = &String> {
+        let own = self.layers.iter().filter(|layer| layer.encoder.is_none());
+        own.map(|layer| &layer.module).chain(&self.excluded)
+    }
+
+    fn is_used(&self, pattern: &str) -> bool {
+        self.targeted().any(|layer| name_matches(pattern, layer))
+    }
+
     /// Checks that every target and every loaded adapter found its layer: one that is attached to nothing
     /// would train nothing.
     pub fn check_all_used(&self, path: &Path) -> Result<()> {
         let has = |module: &str| self.layers.iter().any(|layer| layer.module == module);
         let unused: Vec<&str> = match &self.init {
             AdapterInit::RandomInit { targets, exclude, .. } => {
-                let layers = self.layers.iter().map(|layer| &layer.module).chain(&self.excluded);
-                let layers: Vec<&String> = layers.collect();
-                let is_used =
-                    |pattern: &str| layers.iter().any(|layer| name_matches(pattern, layer));
-                let of_model: Vec<&String> = self.modules.iter().chain(&self.excluded).collect();
-                if let Some(target) = targets.iter().find(|target| !is_used(&target.pattern)) {
-                    let none = "no layer of the model";
-                    return Err(no_layer(&target.pattern, "adapter.targets", none, &of_model));
-                }
+                self.check_targets(targets, "adapter.targets")?;
                 let mut exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
-                let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else {
+                let Some(pattern) = exclude.find(|pattern| !self.is_used(pattern)) else {
                     return Ok(());
                 };
-                let none = "no layer that a target names";
-                return Err(no_layer(pattern, "adapter.exclude", none, &layers));
+                let (none, layers) = ("no layer that a target names", self.targeted());
+                return Err(no_layer(
+                    pattern,
+                    "adapter.exclude",
+                    none,
+                    &layers.collect::<Vec<_>>(),
+                ));
             }
             AdapterInit::Loaded(given) => {
                 given.keys().map(String::as_str).filter(|m| !has(m)).collect()

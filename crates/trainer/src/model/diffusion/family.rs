@@ -32,6 +32,8 @@ pub struct DiffusionFamily {
     pub vae_files: &'static [&'static str],
     /// Its text encoders.
     pub encoders: &'static [TextEncoderSpec],
+    /// Those that can be trained, by name: CLIPs whose adapter diffusers' pipeline reads with the transformer's.
+    pub trainable_encoders: &'static [&'static str],
     /// The prompt that stands for none: as which an empty prompt is encoded.
     pub empty_prompt: &'static str,
     /// Whether prompts are cleaned before they are encoded: HTML entities become characters, white space a single space.

@@ -33,7 +33,9 @@ pub struct EncodedSample {
     pub latents: Arc<CachedLatents>,
     /// The latents of its reference images, for an editing model.
     pub references: Vec<Arc<CachedLatents>>,
-    /// Its text as the model sees it.
+    /// Its text.
+    pub text: String,
+    /// The same as the model sees it.
     pub prompt: Arc<Condition>,
     /// The weight of its loss.
     pub loss_weight: f32,
@@ -81,7 +83,8 @@ impl BatchReader {
         let sample = &self.index.train[index];
         let is_mirrored = sample.mirrored_key.is_some() && sequence.word(4) & 1 == 1;
         let text = for_step(&sample.caption, self.index.captions_of(sample), draws);
-        let prompt = self.cache.prompt(&self.index, &sample.prompt(text, is_mirrored))?;
+        let prompt = sample.prompt(text, is_mirrored);
+        let (text, prompt) = (prompt.text.clone(), self.cache.prompt(&self.index, &prompt)?);
         let references = sample.references.iter();
         let references = references
             .map(|reference| self.cache.reference(&self.index, reference, is_mirrored))
@@ -92,7 +95,7 @@ impl BatchReader {
         let is_masked = uniform >= sample.unmasked_probability();
         let mask = if is_masked { self.cache.mask(&self.index, index, is_mirrored)? } else { None };
         let (loss_weight, target) = (sample.loss_weight, sample.target);
-        Ok(EncodedSample { latents, references, prompt, loss_weight, target, mask, draw })
+        Ok(EncodedSample { latents, references, text, prompt, loss_weight, target, mask, draw })
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use compute::Device;
 
 use super::batch::{BatchReader, EncodedSample};
+use super::model::DiffusionModel;
 use super::noise::{FIXED_TIMESTEPS, NoiseSampler};
 use super::samples::SampleImageWriter;
 use super::task::{DiffusionTask, ImageMicroBatch};
@@ -18,13 +19,13 @@ use crate::data::{BatchSampler, SampleSize};
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
-use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
 use crate::task::prefetch::Prefetch;
 use crate::task::traits::{self, HeldOutPass, PrefetchedBatches, TrainableModel};
 
 /// Encoded images, their order and their noise.
 pub(crate) struct ImageLoader<'a> {
+    task: DiffusionTask<'a>,
     index: Arc<CacheIndex>,
     order: BatchSampler,
     noise: NoiseSampler,
@@ -51,7 +52,7 @@ impl<'a> ImageLoader<'a> {
         let noise = task.noise_sampler();
         let order = index.batch_sampler(config.train.batch_size, seed);
         let folders = task.data.iter().map(|set| set.images.clone()).collect();
-        Ok(Self { index, order, noise, folders, samples })
+        Ok(Self { task, index, order, noise, folders, samples })
     }
 }
 
@@ -86,8 +87,9 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
     }
 
     fn micro_batch(&self, samples: &[EncodedSample]) -> Result<(f64, ImageMicroBatch)> {
-        let samples: Vec<_> = samples.iter().map(|sample| self.noise.draw(sample)).collect();
-        Ok((samples.len() as f64, ImageMicroBatch { samples }))
+        let noisy: Vec<_> = samples.iter().map(|sample| self.noise.draw(sample)).collect();
+        let texts: Vec<&str> = samples.iter().map(|sample| &*sample.text).collect();
+        Ok((noisy.len() as f64, self.task.micro_batch(noisy, &texts)))
     }
 
     fn held_out_passes(&self) -> BTreeMap<SampleSize, Vec<HeldOutPass>> {
@@ -101,7 +103,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
 
     /// At fixed timesteps.
     fn held_out(&self, passes: &[HeldOutPass]) -> Result<(f64, ImageMicroBatch)> {
-        let mut samples = Vec::with_capacity(passes.len());
+        let (mut samples, mut texts) = (Vec::with_capacity(passes.len()), Vec::new());
         // The passes of a sample are neighbours: it is read once.
         for same in passes.chunk_by(|a, b| a.sample == b.sample) {
             let index = same[0].sample;
@@ -110,6 +112,7 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
             let references = sample.references.iter();
             let references = references.map(|it| self.index.reference(it, false).map(Arc::new));
             let sample = EncodedSample {
+                text: prompt.text.clone(),
                 latents: Arc::new(self.index.latents(sample, false)?),
                 references: references.collect::<Result<_>>()?,
                 prompt: Arc::new(self.index.condition(&prompt)?),
@@ -120,14 +123,16 @@ impl<'a> traits::DataLoader for ImageLoader<'a> {
             };
             let noisy = |it: &HeldOutPass| self.noise.fixed(&sample, FIXED_TIMESTEPS[it.pass]);
             samples.extend(same.iter().map(noisy));
+            texts.extend(same.iter().map(|_| sample.text.clone()));
         }
-        Ok((samples.len() as f64, ImageMicroBatch { samples }))
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        Ok((samples.len() as f64, self.task.micro_batch(samples, &texts)))
     }
 
     fn write_samples(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Denoiser>,
+        trainable: TrainableModel<'_, DiffusionModel>,
         folder: &Path,
         step: u64,
         should_continue: &(dyn Fn() -> bool + Sync),

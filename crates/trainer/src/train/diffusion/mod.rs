@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 pub(crate) mod dataset;
 mod loader;
+mod model;
 mod noise;
 mod samples;
 mod task;
@@ -21,7 +22,7 @@ use super::{checkpoint, full, run_training};
 use crate::cache::{CacheBuilder, CacheIndex, CacheRequest};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, Phase, RunEnd, Warning, WarningKind};
 use crate::export::check_form;
 use crate::export::fuse::{check_dora, check_lokr};
@@ -95,6 +96,14 @@ fn check_formats(config: &RunConfig, pipeline: &Pipeline) -> Result<()> {
     };
     for format in formats {
         check_form(target.form, *format)?;
+    }
+    let has_encoders = !config.adapter.text_encoders.names.is_empty();
+    if has_encoders && formats.contains(&AdapterFormat::Peft) {
+        return Err(TrainerError::Request {
+            problem: "the files of PEFT hold the adapter of one model, and adapter.text_encoders trains others with it"
+                .into(),
+            hint: "leave peft out of output.formats: diffusers, kohya and comfyui hold both",
+        });
     }
     let has = |wanted: &[AdapterFormat]| formats.iter().any(|format| wanted.contains(format));
     let base = &pipeline.transformer.config;

@@ -72,7 +72,8 @@ pub const FIXED_TIMESTEPS: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 impl NoiseSampler {
     /// For training: everything is drawn by the number of the draw.
     pub fn draw(&self, sample: &EncodedSample) -> NoisySample {
-        let EncodedSample { latents, references, prompt, loss_weight, target, mask, draw } = sample;
+        let EncodedSample { latents, references, prompt, loss_weight, target, mask, draw, .. } =
+            sample;
         let timestep = self.draw_timestep(self.random(Purpose::Timesteps, *draw), latents.shape);
         let of_timestep =
             self.scheme.weight(timestep.sigma) * self.weighting.weight(timestep.sigma);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use compute::{Device, WorkStats};
 
 use super::DiffusionTask;
+use super::model::DiffusionModel;
 use crate::cache::{CacheIndex, CachedLatents, CachedPrompt, CachedReference};
 use crate::config::sample::SampleConfig;
 use crate::cost::Cost;
@@ -16,7 +17,6 @@ use crate::error::{Result, TrainerError};
 use crate::event::Event;
 use crate::model::adapter::training::TrainingAdapter;
 use crate::model::build::Precision;
-use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::diffusion::vae::LatentStatistics;
 use crate::model::vae::Tiling;
 use crate::sample::clip::{self, Clip};
@@ -26,6 +26,7 @@ use crate::task::traits::TrainableModel;
 
 /// Draws sample images.
 pub struct SampleImageWriter<'a> {
+    task: DiffusionTask<'a>,
     job: SampleJob<'a>,
     sample: &'a SampleConfig,
     tiling: Option<Tiling>,
@@ -74,22 +75,25 @@ impl<'a> SampleImageWriter<'a> {
         let job = SampleJob::of_encoded(pipeline, request, references)?;
         let statistics = pipeline.vae.statistics();
         let training_adapter = pipeline.training_adapter();
-        Ok(Self { job, sample, tiling, file_bytes, statistics, training_adapter })
+        Ok(Self { task, job, sample, tiling, file_bytes, statistics, training_adapter })
     }
 
     /// Draws an image on the meta device, in one step; returns what all of them cost.
     pub fn dry_run(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Denoiser>,
+        trainable: TrainableModel<'_, DiffusionModel>,
     ) -> Result<Cost> {
-        let (prompt, before) = (self.job.dry_run_prompt()?, device.work());
+        let (prompt, begun) = (self.job.dry_run_prompt()?, device.work());
+        let prompt = self.task.with_trained(device, trainable, prompt, [""; 2])?;
+        let before = device.work();
         let latents = self.denoise(device, trainable, &[prompt], &|_| true)?;
         let denoised = device.work();
         self.job.decode(device, &latents, self.tiling, &|_| true)?;
         let n = self.sample.prompts.len() as f64;
         let times = |times: f64, from: &WorkStats, to: &WorkStats| (times * n, to.since(from));
         let works = vec![
+            times(1.0, &begun, &before),
             times(self.sample.steps as f64, &before, &denoised),
             times(1.0, &denoised, &device.work()),
         ];
@@ -100,13 +104,17 @@ impl<'a> SampleImageWriter<'a> {
     pub fn write(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Denoiser>,
+        trainable: TrainableModel<'_, DiffusionModel>,
         index: &CacheIndex,
         run: &Path,
         step: u64,
         on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Event>> {
-        let prompts = (0..self.sample.prompts.len()).map(|number| self.prompt(index, number));
+        let prompt = |number: usize| {
+            let texts = [&*self.sample.prompts[number], &*self.sample.negative_prompt];
+            self.task.with_trained(device, trainable, self.prompt(index, number)?, texts)
+        };
+        let prompts = (0..self.sample.prompts.len()).map(prompt);
         let prompts: Vec<SampleCondition> = prompts.collect::<Result<_>>()?;
         let latents = self.denoise(device, trainable, &prompts, on_event)?;
         let clips = self.job.decode(device, &latents, self.tiling, on_event)?;
@@ -154,13 +162,14 @@ impl<'a> SampleImageWriter<'a> {
     fn denoise(
         &self,
         device: &Device,
-        trainable: TrainableModel<'_, Denoiser>,
+        trainable: TrainableModel<'_, DiffusionModel>,
         prompts: &[SampleCondition],
         on_event: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
         // One after the other: both halves of classifier-free guidance at once would take twice the memory.
         let TrainableModel { model, params, .. } = trainable;
-        let denoise = || self.job.denoise_with(device, model, params, prompts, false, on_event);
+        let denoise =
+            || self.job.denoise_with(device, &model.denoiser, params, prompts, false, on_event);
         match self.training_adapter {
             Some(adapter) => adapter.without(denoise),
             None => denoise(),

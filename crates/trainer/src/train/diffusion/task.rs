@@ -11,13 +11,14 @@ use weights::BytesDoneFn;
 
 use super::batch::{EncodedSample, SAMPLE_CACHE_BYTES};
 use super::dataset;
+use super::model::DiffusionModel;
 use super::noise::{
     FIXED_TIMESTEPS, NoiseSampler, NoisySample, latent_masks, noisy_latents, reference_latents,
 };
 use super::samples::SampleImageWriter;
 use crate::cache::scaled::{RESOLUTIONS, fewer_frames};
 use crate::cache::{CachedLatents, largest_images, plan_images};
-use crate::config::adapter::AdapterKind;
+use crate::config::adapter::{AdapterKind, TextEncoderAdapters};
 use crate::config::data::LearningTarget;
 use crate::config::data_sets::DataSets;
 use crate::config::sample::SampleConfig;
@@ -34,7 +35,8 @@ use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
-use crate::model::diffusion::denoiser::{BatchLoss, Denoiser, DenoiserInput};
+use crate::model::diffusion::denoiser::{BatchLoss, DenoiserInput};
+use crate::model::diffusion::text::TrainedTokens;
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
@@ -62,6 +64,8 @@ pub struct DiffusionTask<'a> {
     pub sample_size: ImageSize,
     /// How is trained.
     pub train: &'a TrainConfig,
+    /// Text encoders that are trained too.
+    pub text_encoders: &'a TextEncoderAdapters,
     /// Where losses are noted by timestep; a dry run has none.
     log: Option<&'a TimestepLog>,
 }
@@ -80,15 +84,21 @@ impl TimestepLog {
 pub struct ImageMicroBatch {
     /// At least one.
     pub(super) samples: Vec<NoisySample>,
+    /// The tokens of their texts, for text encoders in training.
+    pub(super) tokens: TrainedTokens,
 }
 
 impl<'a> DiffusionTask<'a> {
-    /// The task of a job; an error if it trains on texts, or if a training adapter is beside more than a LoRA.
+    /// The task of a job; an error if it trains on texts, if a training adapter is beside more than a LoRA, or if text encoders
+    /// are to be trained that cannot be.
     pub fn new(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.data.images()?;
         check_training_adapter(config)?;
         let (sample_size, train) = (sample.size, &config.train);
-        Ok(Self { pipeline, data, sample, sample_size, train, log: None })
+        let text_encoders = &config.adapter.text_encoders;
+        let task = Self { pipeline, data, sample, sample_size, train, text_encoders, log: None };
+        pipeline.encoders.check_trained(task.encoder_training())?;
+        Ok(task)
     }
 
     /// The same with a place where losses are noted by timestep.
@@ -121,7 +131,7 @@ fn check_training_adapter(config: &RunConfig) -> Result<()> {
 }
 
 impl Task for DiffusionTask<'_> {
-    type Model = Denoiser;
+    type Model = DiffusionModel;
     type Size = SampleSize;
     type MicroBatch = ImageMicroBatch;
 
@@ -147,15 +157,20 @@ impl Task for DiffusionTask<'_> {
         precision: Precision,
         adapters: &mut Adapters,
         tick: BytesDoneFn<'_>,
-    ) -> Result<Denoiser> {
-        self.pipeline.load_denoiser(device, precision, adapters, tick)
+    ) -> Result<DiffusionModel> {
+        let Self { pipeline, .. } = self;
+        let denoiser = pipeline.load_denoiser(device, precision, adapters, tick)?;
+        let (training, dtype) = (self.encoder_training(), precision.dtype);
+        let text_encoders =
+            pipeline.encoders.load_trained(device, dtype, training, adapters, tick)?;
+        Ok(DiffusionModel { denoiser, text_encoders })
     }
 
     fn loss<'m>(
         &self,
-        model: &'m Denoiser,
+        DiffusionModel { denoiser: model, text_encoders }: &'m DiffusionModel,
         tape: &Tape<'m>,
-        ImageMicroBatch { samples }: &ImageMicroBatch,
+        ImageMicroBatch { samples, tokens }: &ImageMicroBatch,
         dtype: Dtype,
         recompute: Recompute,
     ) -> Result<Var> {
@@ -167,21 +182,29 @@ impl Task for DiffusionTask<'_> {
             .guidance_scale
             .and_then(|scale| self.pipeline.family().guidance.embedded(scale, samples.len()));
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
-        let input = DenoiserInput {
-            latents: &noisy,
-            references: &reference_latents(samples, device, &statistics, dtype)?,
-            timesteps: &samples.iter().map(|sample| sample.timestep).collect::<Vec<_>>(),
-            condition: &Conditions::upload(device, &prompts, dtype)?,
-            guidance: guidance.as_deref(),
-            time_dtype: dtype,
+        let references = reference_latents(samples, device, &statistics, dtype)?;
+        let timesteps: Vec<_> = samples.iter().map(|sample| sample.timestep).collect();
+        let cached = Conditions::upload(device, &prompts, dtype)?;
+        let predict = |tape: &Tape<'m>, condition: &Conditions, recompute: Recompute| {
+            let input = DenoiserInput {
+                latents: &noisy,
+                references: &references,
+                timesteps: &timesteps,
+                condition,
+                guidance: guidance.as_deref(),
+                time_dtype: dtype,
+            };
+            model.predict(tape, input, recompute)
         };
         // What the base says is known before anything is kept for backward.
         let of_base = of_target(samples, LearningTarget::Base);
         let said_by_base = of_base
             .as_ref()
-            .map(|_| model.predict(&tape.without_adapters(), input, Recompute::None))
+            .map(|_| predict(&tape.without_adapters(), &cached, Recompute::None))
             .transpose()?;
-        let predicted = model.predict(tape, input, recompute)?;
+        let encoders = &self.pipeline.encoders;
+        let condition = encoders.with_trained(tape, text_encoders, tokens, cached, recompute)?;
+        let predicted = predict(tape, &condition, recompute)?;
         // In every step of such a job, so that all take the memory that was planned.
         let masks = self.data.has_masks().then(|| latent_masks(samples, device)).transpose()?;
         let factors = masks.map(|masks| model.patchify(tape, masks)).transpose()?;
@@ -253,7 +276,8 @@ impl Task for DiffusionTask<'_> {
     }
 
     fn file_bytes(&self) -> u64 {
-        self.pipeline.transformer.file_bytes()
+        let encoders = self.pipeline.encoders.trained_file_bytes(self.encoder_training());
+        self.pipeline.transformer.file_bytes() + encoders
     }
 
     fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SampleSize>) -> usize {
@@ -306,7 +330,7 @@ impl Task for DiffusionTask<'_> {
         &self,
         dataset: &DatasetSummary<SampleSize>,
         device: &Device,
-        trainable: TrainableModel<'_, Denoiser>,
+        trainable: TrainableModel<'_, DiffusionModel>,
         tiling: Option<Tiling>,
     ) -> Result<Cost> {
         let references = self.sample_references(dataset)?;
@@ -378,6 +402,7 @@ impl DiffusionTask<'_> {
         let sample = EncodedSample {
             latents: latents(size.bucket, size.frames),
             references: size.references().map(|reference| latents(reference.vae, 1)).collect(),
+            text: String::new(),
             prompt: Arc::new(prompt),
             loss_weight: 1.0,
             target: LearningTarget::Images,
@@ -389,7 +414,7 @@ impl DiffusionTask<'_> {
         if let Some(first) = samples.first_mut().filter(|_| self.data.has_base_target()) {
             first.target = LearningTarget::Base;
         }
-        ImageMicroBatch { samples }
+        self.micro_batch(samples, &vec![""; n])
     }
 
     /// Sizes of the references of sample images, the largest of them: those that the job names, else those of the data.

@@ -183,6 +183,8 @@ impl ConditionLayout {
             bands.push(Band::new(first..end, encoders, width));
             first = end;
         }
+        // That of an encoder that sees no token.
+        bands.retain(|band| !band.rows.is_empty());
         bands
     }
 }

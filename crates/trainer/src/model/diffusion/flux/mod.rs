@@ -46,6 +46,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     // Taken: the file of huggingface.co/black-forest-labs/FLUX.1-dev, and its name of 2024.
     vae_files: &["ae.safetensors", "ae.sft"],
     encoders: &[CLIP, T5],
+    trainable_encoders: &["clip-l"],
     empty_prompt: "",
     cleans_prompts: false,
     max_sequence_length: 512,

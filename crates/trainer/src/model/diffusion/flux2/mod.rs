@@ -47,6 +47,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     // Taken: the file of huggingface.co/Comfy-Org/flux2-dev, and that of huggingface.co/black-forest-labs/FLUX.2-dev.
     vae_files: &["flux2-vae.safetensors", "ae.safetensors"],
     encoders: &[ENCODER],
+    trainable_encoders: &[],
     empty_prompt: "",
     cleans_prompts: false,
     max_sequence_length: 512,

@@ -30,6 +30,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     // The VAE of FLUX.1.
     vae_files: &["ae.safetensors", "ae.sft"],
     encoders: &[CLIP, IMAGE_QWEN],
+    trainable_encoders: &[],
     empty_prompt: "",
     cleans_prompts: true,
     max_sequence_length: 512,

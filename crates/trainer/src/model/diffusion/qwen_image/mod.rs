@@ -47,6 +47,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     vae_files: &["qwen_image_vae.safetensors"],
     encoders: &[ENCODER],
     // Taken: diffusers' documentation and the trainers that drop captions.
+    trainable_encoders: &[],
     empty_prompt: " ",
     cleans_prompts: false,
     max_sequence_length: 512,

@@ -73,6 +73,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
             files: T5_FILES,
         },
     ],
+    trainable_encoders: &["clip-l", "clip-g"],
     empty_prompt: "",
     cleans_prompts: false,
     max_sequence_length: 256,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Tape};
-use weights::Catalog;
+use weights::{BytesDoneFn, Catalog};
 
 use super::prompt::PromptTexts;
 use super::token_source::TokenSource;
@@ -26,6 +26,7 @@ use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::encoder::tokenizer::{EncodedPrompt, PromptTemplate, TemplateImages};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
+use crate::model::recompute::Recompute;
 
 /// A text encoder of a family, and its folders.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +127,7 @@ pub enum EncoderConfig {
 }
 
 /// The widths of an encoder's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmbeddingWidths {
     /// Of a token.
     pub tokens: usize,
@@ -388,8 +389,8 @@ impl TextEncoder {
         }
         let tokens = self.tokens(texts);
         match &self.part.config {
-            EncoderConfig::Clip(config) => {
-                self.encode_with_clip(device, config, options.precision, &tokens, callbacks, take)
+            EncoderConfig::Clip(_) => {
+                self.encode_with_clip(device, options.precision, &tokens, callbacks, take)
             }
             EncoderConfig::T5(config) => {
                 self.encode_with_stack(device, config, options, &tokens, callbacks, take)
@@ -421,11 +422,25 @@ impl TextEncoder {
         }
     }
 
+    /// Loads CLIP, with adapters beside its layers.
+    pub(super) fn load_clip(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<ClipTextModel> {
+        let EncoderConfig::Clip(config) = &self.part.config else {
+            unreachable!("who asks for CLIP knows that it is one")
+        };
+        let build = |build: &mut ModelBuilder<'_>| ClipTextModel::new(config, build);
+        files::load_model(device, &self.files()?, precision, adapters, tick, build)
+    }
+
     /// Never quantised: it is small.
     fn encode_with_clip(
         &self,
         device: &Device,
-        config: &clip::ClipConfig,
         precision: Precision,
         texts: &[PromptTokens],
         callbacks: EncodeCallbacks<'_>,
@@ -433,13 +448,10 @@ impl TextEncoder {
     ) -> Result<()> {
         let precision = Precision { base: None, ..precision };
         let mut adapters = Adapters::loaded(self.adapter.clone());
-        let build = |build: &mut ModelBuilder<'_>| ClipTextModel::new(config, build);
-        let files = self.files()?;
-        let model =
-            files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
+        let model = self.load_clip(device, precision, &mut adapters, callbacks.tick)?;
         texts.iter().try_for_each(|PromptTokens { ids, .. }| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let encoded = model.forward(&tape, ids, 1)?;
+            let encoded = model.forward(&tape, ids, 1, Recompute::None)?;
             let (tokens, pooled) = (encoded.penultimate.tensor(), encoded.pooled.tensor());
             take(TextEmbedding { tokens: to_vec(tokens)?, pooled: to_vec(pooled)? })
         })

@@ -6,6 +6,7 @@ mod encoder;
 mod prompt;
 pub mod templates;
 mod token_source;
+mod trained;
 mod vision;
 
 use std::collections::HashMap;
@@ -21,6 +22,7 @@ pub use encoder::{
     QWEN3_8B_FILES, QWEN25VL_FILES, T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 pub use prompt::{Prompt, PromptImage};
+pub use trained::{EncoderTraining, TrainedEncoders, TrainedTokens};
 
 use self::clean::clean_prompt;
 use self::prompt::PromptTexts;
@@ -286,14 +288,18 @@ impl TextEncoders {
         callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
-        let empty = self.config.family().empty_prompt;
-        let cleans = self.config.family().cleans_prompts;
-        let prompt = |prompt: &Prompt| {
-            let prompt = prompt.or_empty(empty);
-            if cleans { Prompt { text: clean_prompt(&prompt.text), ..prompt } } else { prompt }
-        };
-        let prompts: Vec<Prompt> = prompts.iter().map(prompt).collect();
+        let prompts: Vec<Prompt> = prompts.iter().map(|prompt| self.prompt(prompt)).collect();
         self.encode_texts(device, encoding, PromptTexts::Given(&prompts), callbacks, take)
+    }
+
+    /// A prompt as the family's pipeline reads it.
+    fn prompt(&self, prompt: &Prompt) -> Prompt {
+        let family = self.config.family();
+        let prompt = prompt.or_empty(family.empty_prompt);
+        if !family.cleans_prompts {
+            return prompt;
+        }
+        Prompt { text: clean_prompt(&prompt.text), ..prompt }
     }
 
     /// Encodes so many prompts for a dry run: texts as long as each encoder can see, with images of these widths and

@@ -43,6 +43,7 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
     // The VAE of FLUX.1.
     vae_files: &["ae.safetensors", "ae.sft"],
     encoders: &[ENCODER],
+    trainable_encoders: &[],
     empty_prompt: "",
     cleans_prompts: false,
     max_sequence_length: 512,

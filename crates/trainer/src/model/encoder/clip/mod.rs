@@ -16,6 +16,7 @@ use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
 use crate::model::files::CheckpointLayout;
 use crate::model::layer::LinearLayer;
+use crate::model::recompute::Recompute;
 use crate::model::tensor_piece::TensorPiece;
 use block::{BlockSizes, ClipBlock, norm};
 
@@ -237,13 +238,26 @@ impl ClipTextModel {
     }
 
     /// Encodes prompts of equal length, N token ids after N token ids.
-    pub fn forward(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<ClipOutput> {
+    pub fn forward<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &[u32],
+        samples: usize,
+        recompute: Recompute,
+    ) -> Result<ClipOutput> {
         let n = ids.len() / samples.max(1);
         let mut x = self.embed(tape, ids, samples)?;
         let mut before_last = x.clone();
-        for block in &self.blocks {
+        for (index, block) in self.blocks.iter().enumerate() {
             before_last = x;
-            x = block.forward(tape, &before_last)?;
+            x = if recompute.recomputes(index) {
+                let run =
+                    move |tape: &Tape<'m>, inputs: &[Var]| Ok([block.forward(tape, &inputs[0])?]);
+                let [recomputed] = tape.recompute(&[&before_last], run)?;
+                recomputed
+            } else {
+                block.forward(tape, &before_last)?
+            };
         }
         let [weight, bias] = &self.norm;
         let last = tape.layer_norm(&x, Some(weight), Some(bias), self.config.layer_norm_eps)?;
