@@ -232,6 +232,97 @@ fn adapters_are_taken_over() {
     }
 }
 
+/// CLIP's text encoders as each trainer trains them, with their learning rates.
+#[test]
+fn text_encoders_are_taken_over() {
+    let (clip, both) = ("text_encoders = [\"clip-l\"]", "text_encoders = [\"clip-l\", \"clip-g\"]");
+    let sd3 = "network_train_unet_only = true";
+    for (trainer, config, from, to, expected) in [
+        (
+            "kohya",
+            "flux.sh",
+            " --network_train_unet_only",
+            " --text_encoder_lr 5e-6",
+            &[
+                &*format!("{clip} # network_train_unet_only (default)"),
+                "text_encoder_targets = [\"q_proj\", \"k_proj\", \"v_proj\", \"out_proj\", \"fc1\", \"fc2\"]",
+                "text_encoder_learning_rate = 5e-6 # text_encoder_lr",
+            ][..],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            sd3,
+            "text_encoder_lr = [1e-5, 0, 1e-6]",
+            &[clip, "text_encoder_learning_rate = 1e-5 # text_encoder_lr"],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            sd3,
+            "text_encoder_lr = [1e-5, 2e-5]",
+            &[both, "all text encoders have one learning rate"],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            sd3,
+            "unet_lr = 1e-4",
+            &[
+                both,
+                "text_encoder_learning_rate = 5e-5 # learning_rate",
+                "learning_rate = 0.0001 # unet_lr",
+            ],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            sd3,
+            "text_encoder_lr = 0",
+            &["targets = \"kohya\" # what kohya trains (default)\n\n"],
+        ),
+        (
+            "kohya",
+            "sd3.toml",
+            "network_module = \"networks.lora_sd3\"\nnetwork_dim = 32\nnetwork_alpha = 16\nnetwork_train_unet_only = true",
+            "network_module = \"networks.lokr\"",
+            &["their layers have LoRA alone, not lokr"],
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            "\"text_encoder\": {\"train\": false",
+            "\"text_encoder\": {\"learning_rate\": 1e-5",
+            &[
+                &*format!("{clip} # text_encoder.train (default)"),
+                "text_encoder_learning_rate = 1e-5 # text_encoder.learning_rate",
+            ],
+        ),
+        (
+            "one-trainer",
+            "flux.json",
+            "\"text_encoder_2\": {\"train\": false, ",
+            "\"text_encoder_2\": {",
+            &["text_encoder_2.train: it is not trained, there it is if this is left out"],
+        ),
+        (
+            "ai-toolkit",
+            "flux.yaml",
+            "train_text_encoder: false",
+            "train_text_encoder: true\n        text_encoder_lr: 1e-5",
+            &[
+                &*format!("{clip} # train.train_text_encoder"),
+                "text_encoder_learning_rate = 1e-5 # train.text_encoder_lr",
+            ],
+        ),
+    ] {
+        let job = imported_with(trainer, config, &[(config, from, to)]);
+        for part in expected {
+            assert!(job.contains(part), "{trainer} {to} {part}: {job}");
+        }
+    }
+}
+
 /// The job of a config whose files have changes: the file, what stands there, and what instead.
 fn imported_with(trainer: &str, config: &str, changes: &[(&str, &str, &str)]) -> String {
     let folder = place(trainer);

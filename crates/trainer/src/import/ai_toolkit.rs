@@ -16,6 +16,7 @@ use super::mapping::Mapping;
 use super::optimization::{self, AdamDefaults, AdamKeys, TORCH_ADAMW};
 use super::precision;
 use super::prompts::{self, GuidanceKind, SampleDefaults, SampleNumber, SamplePrompt};
+use super::text_encoders::{self, TrainedClip};
 use super::training_adapter;
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
@@ -50,6 +51,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     train(mapping, family)?;
     timesteps::write(mapping, family)?;
     optimizer(mapping)?;
+    text_encoders(mapping, family)?;
     sample(mapping, family)?;
     output(mapping)?;
     if mapping.lines.iter().any(|line| line.key == "data.trigger") {
@@ -360,6 +362,35 @@ fn train(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError
 
 /// Its `AdamW` has another epsilon than torch's.
 const ADAMW: AdamDefaults = AdamDefaults { epsilon: 1e-6, ..TORCH_ADAMW };
+
+fn text_encoders(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let (from, rate_from) = ("train.train_text_encoder", "train.text_encoder_lr");
+    if mapping.config.flag(from)? != Some(true) {
+        return Ok(());
+    }
+    let names: &[&'static str] = match family {
+        ForeignFamily::Flux => &["clip-l"],
+        ForeignFamily::Sd3 => &["clip-l", "clip-g"],
+        _ => {
+            mapping.refuse(
+                from,
+                "of text encoders CLIP's alone can be trained, which this model has not",
+            );
+            return Ok(());
+        }
+    };
+    let rate = mapping.config.number(rate_from)?.map(|rate| (rate_from, rate));
+    // `unet_lr` is the transformer's alone.
+    let is_apart = mapping.config.is_on("train.unet_lr");
+    let of_all =
+        mapping.config.number("train.lr")?.filter(|_| is_apart).map(|rate| ("train.lr", rate));
+    let rate = rate.or(of_all);
+    text_encoders::write(
+        mapping,
+        names.iter().map(|name| TrainedClip { name, from, rate }).collect(),
+    );
+    Ok(())
+}
 
 fn optimizer(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimization::write_kind(mapping, "train.optimizer", "adamw")?;

@@ -30,6 +30,7 @@ mod places;
 mod precision;
 mod prompts;
 mod simple_tuner;
+mod text_encoders;
 mod training_adapter;
 mod yaml;
 

@@ -16,6 +16,7 @@ use super::mapping::Mapping;
 use super::optimization::{self, AdamKeys, TORCH_ADAMW};
 use super::precision;
 use super::prompts::{self, GuidanceKind, SampleDefaults, SampleNumber, SamplePrompt};
+use super::text_encoders::{self, TrainedClip};
 
 pub(super) const TRAINER: ForeignTrainer = ForeignTrainer {
     name: "OneTrainer",
@@ -52,12 +53,6 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         }
     };
     base(mapping, family)?;
-    if mapping.config.peek("text_encoder.train").is_none() {
-        mapping.differs(
-            "text_encoder.train",
-            "text encoders are not trained, there they are if it is left out",
-        );
-    }
     precision(mapping, family, is_full)?;
     concepts(mapping)?;
     adapter::write(mapping, family, is_full)?;
@@ -71,6 +66,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
         mapping.set("train.loss_weighting", "sigma", "loss_weight_fn");
     }
     optimizer(mapping)?;
+    text_encoders(mapping, family, is_full)?;
     samples(mapping, family)?;
     output(mapping, is_full)
 }
@@ -282,6 +278,42 @@ fn timesteps(mapping: &mut Mapping) -> Result<(), ImportError> {
         mapping.set("train.timestep_shift", "resolution", "dynamic_timestep_shifting");
     } else {
         mapping.set_or("train.timestep_shift", shift, 1.0, "timestep_shift");
+    }
+    Ok(())
+}
+
+/// All are trained unless the config says otherwise.
+fn text_encoders(
+    mapping: &mut Mapping,
+    family: ForeignFamily,
+    is_full: bool,
+) -> Result<(), ImportError> {
+    const KEYS: [[&str; 2]; 3] = [
+        ["text_encoder.train", "text_encoder.learning_rate"],
+        ["text_encoder_2.train", "text_encoder_2.learning_rate"],
+        ["text_encoder_3.train", "text_encoder_3.learning_rate"],
+    ];
+    // The last of these families' text encoders is T5.
+    let clips: &[&'static str] = match family {
+        ForeignFamily::Flux => &["clip-l"],
+        ForeignFamily::Sd3 => &["clip-l", "clip-g"],
+        _ => &[],
+    };
+    let (of_clip, others) = KEYS.split_at(if is_full { 0 } else { clips.len() });
+    let mut trained = Vec::new();
+    for (name, [from, rate_from]) in clips.iter().zip(of_clip) {
+        let rate = mapping.config.number(rate_from)?.map(|rate| (*rate_from, rate));
+        if mapping.config.flag(from)? != Some(false) {
+            trained.push(TrainedClip { name, from, rate });
+        }
+    }
+    text_encoders::write(mapping, trained);
+    let n_others = clips.len() + 1 - of_clip.len();
+    for [from, _] in &others[..n_others.min(others.len())] {
+        if mapping.config.flag(from)? != Some(false) {
+            let why = "it is not trained, there it is if this is left out";
+            mapping.differs(from, why);
+        }
     }
     Ok(())
 }

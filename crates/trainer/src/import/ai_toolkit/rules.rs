@@ -103,9 +103,10 @@ pub(super) const RULES: &[KeyRule] = &[
     differs("train.optimizer_params.*", "hearth's optimizer has no such setting"),
     differs("train.lr_scheduler_params.*", "schedules run over the whole job"),
     differs(
-        "train.text_encoder_lr train.refiner_lr train.embedding_lr train.adapter_lr",
+        "train.refiner_lr train.embedding_lr train.adapter_lr",
         "one learning rate for all that is trained",
     ),
+    no_effect("train.text_encoder_lr", "text encoders are not trained here"),
     differs(
         "train.diff_output_preservation* train.blank_prompt_preservation* \
          datasets[].diff_output_preservation* train.inverted_mask_prior* \
@@ -133,7 +134,6 @@ pub(super) const RULES: &[KeyRule] = &[
         "datasets[].control_from_same_folder datasets[].controls datasets[].clip_image_path",
         "reference images are in folders of their own (data.references)",
     ),
-    refused("train.train_text_encoder", "text encoders are not trained"),
     refused(
         "train.train_turbo train.diffusion_feature_extractor_path \
          train.latent_feature_extractor_path",

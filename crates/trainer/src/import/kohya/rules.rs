@@ -133,9 +133,9 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
     .unless(&["all"]),
     refused(
         "network_train_text_encoder_only network_args.train_t5xxl controlnet_model_name_or_path",
-        "text encoders and ControlNets are not trained",
+        "hearth trains a transformer, and CLIP with it; not T5 nor ControlNets",
     ),
-    differs("text_encoder_lr", "text encoders are not trained"),
+    no_effect("text_encoder_lr", "text encoders are not trained here"),
     differs(
         "apply_t5_attn_mask apply_lg_attn_mask",
         "text embeddings have no attention mask, as in diffusers",
@@ -163,7 +163,7 @@ pub(super) const SD_SCRIPTS: &[KeyRule] = &[
     ),
     no_effect("dataset_repeats", "`num_repeats` of the data set"),
     refused("model_type", "hearth trains FLUX.1, not Chroma").unless(&["flux"]),
-    no_effect("save_clip save_t5xxl", "text encoders are not trained"),
+    no_effect("save_clip save_t5xxl", "text encoders have an adapter alone"),
 ];
 
 /// Of musubi-tuner.

@@ -8,6 +8,7 @@ use super::super::family::{ForeignFamily, TRAINED};
 use super::super::loss;
 use super::super::mapping::Mapping;
 use super::super::prompts::{GuidanceKind, SampleDefaults, SampleNumber};
+use super::super::text_encoders::{self, TrainedClip};
 use super::datasets::{self, Sections};
 use super::{DATASET, flags, timesteps};
 
@@ -40,6 +41,9 @@ pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     loss(mapping, family)?;
     flags::timestep_range(mapping)?;
     flags::optimizer(mapping)?;
+    if !is_full {
+        text_encoders(mapping, family)?;
+    }
     let is_flux = family == ForeignFamily::Flux;
     let number = SampleNumber::unless_said;
     let defaults = SampleDefaults {
@@ -189,10 +193,32 @@ fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
         ["kohya"] => mapping.set_default("adapter.targets", "kohya", "what kohya trains"),
         _ => mapping.set("adapter.targets", targets, "network_args.train_blocks"),
     }
-    if mapping.config.flag("network_train_unet_only")? != Some(true) {
-        let why = "text encoders are not trained; without `network_train_unet_only` kohya trains CLIP's too";
-        mapping.differs("network_train_unet_only", why);
+    Ok(())
+}
+
+/// Without `network_train_unet_only` CLIP's text encoders are trained too, each with its own learning rate or all with one.
+fn text_encoders(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportError> {
+    let (from, rates_from) = ("network_train_unet_only", "text_encoder_lr");
+    if mapping.config.flag(from)? == Some(true) {
+        return Ok(());
     }
+    let mut rates = mapping.config.numbers(rates_from)?;
+    let mut rate_key = rates_from;
+    // What neither flag names has the learning rate of all.
+    if rates.is_empty() && mapping.config.is_on("unet_lr") {
+        rate_key = "learning_rate";
+        rates.push(mapping.config.number(rate_key)?.unwrap_or(2e-6));
+        mapping.notes.retain(|note| note.key != rate_key);
+    }
+    let names: &[&str] = match family {
+        ForeignFamily::Flux => &["clip-l"],
+        _ => &["clip-l", "clip-g"],
+    };
+    let clip = |(index, name): (usize, &&'static str)| {
+        let rate = rates.get(index).or(rates.first());
+        TrainedClip { name, from, rate: rate.map(|rate| (rate_key, *rate)) }
+    };
+    text_encoders::write(mapping, names.iter().enumerate().map(clip).collect());
     Ok(())
 }
 

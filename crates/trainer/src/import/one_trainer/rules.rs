@@ -6,8 +6,12 @@ pub(super) const RULES: &[KeyRule] = &[
     differs(
         "text_encoder.train text_encoder_2.train text_encoder_3.train \
          text_encoder_4.train",
-        "text encoders are not trained",
+        "of text encoders CLIP's alone are trained",
     ),
+    differs("text_encoder.stop_training_after", "all is trained to the end")
+        .with("text_encoder.train"),
+    differs("text_encoder_2.stop_training_after", "all is trained to the end")
+        .with("text_encoder_2.train"),
     differs(
         "text_encoder_2.dropout_probability text_encoder_3.dropout_probability",
         "hearth drops whole captions alone",
