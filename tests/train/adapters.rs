@@ -1,4 +1,4 @@
-//! LoHa and LoKr from the job to other programs' files: memory, resume, export, merge, and what is refused.
+//! LoHa, LoKr and trained norms from the job to other programs' files: memory, resume, export, merge, and what is refused.
 
 use std::fs;
 use std::path::Path;
@@ -140,6 +140,108 @@ fn layers_and_b_have_learning_rates_of_their_own() {
     }
     assert!(size(&still, "to_q") < 1e-6 * size(&plain, "to_q"));
     assert!(size(&still, "to_v") > 0.1 * size(&plain, "to_v"));
+}
+
+/// FLUX norms queries and keys, Z-Image also around every layer; ComfyUI knows the first by diffusers' names alone.
+#[test]
+fn norms_are_trained_beside_layers() {
+    for (job, name, is_in_kohya) in [
+        (Job::flux(), "lycoris_transformer_blocks_0_attn_norm_q", false),
+        (Job::z_image(), "diffusion_model.layers.0.attention_norm1", true),
+    ] {
+        let base = job.path("base");
+        let set = ["adapter.train_norm=true", "train.ema=0.9", "train.recompute=alternate"];
+        let whole = job.finish("whole", &[&set[..], &["train.steps=4"]].concat(), &[]);
+        assert!(warnings(&events(&whole)).is_empty(), "{:?}", warnings(&events(&whole)));
+        job.finish("parts", &[&set[..], &["train.steps=2"]].concat(), &[]);
+        let parts = job.finish("parts", &[&set[..], &["train.steps=4"]].concat(), &["--resume"]);
+        let file = |run: &Path| run.join("adapter/adapter-comfyui.safetensors");
+        assert!(fs::read(file(&whole)).unwrap() == fs::read(file(&parts)).unwrap(), "{name}");
+        assert!(last_state(&whole) == last_state(&parts), "{name}: another state");
+        let catalog = weights::Catalog::open(&file(&whole)).unwrap();
+        let norm = catalog.find(&format!("{name}.w_norm")).unwrap();
+        assert_eq!(norm.shape.len(), 1);
+        let values = weights::load::load_f32(&catalog, norm, 0..norm.numel()).unwrap();
+        assert!(values.iter().all(|value| *value != 0.0), "{name} {values:?}");
+        let (out, merged) = (job.path("files"), job.path("merged"));
+        let shared = ["export", text(&whole), "--base", text(&base), "--out"];
+        let said = printed(&[&shared[..], &[text(&out)]].concat());
+        assert!(!said.contains("diffusers") && !said.contains("peft"), "{said}");
+        assert_eq!(said.contains("kohya"), is_in_kohya, "{said}");
+        printed(&[&shared[..], &[text(&merged), "--merge"]].concat());
+        let image = |base: &Path, more: &[&str]| {
+            let words = ["--prompt", "a fox", "--dtype", "f32", "--base", text(base)];
+            drawn(&job.folder, &[&words[..], more].concat()).0
+        };
+        let of_run = image(&base, &["--adapter", text(&whole)]);
+        assert!(apart(&image(&base, &[]), &of_run) > 1, "{name}: it changes nothing");
+        assert!(apart(&of_run, &image(&base, &["--adapter", text(&file(&whole))])) <= 1, "{name}");
+        assert!(apart(&of_run, &image(&merged, &[])) <= 1, "{name}");
+    }
+}
+
+#[test]
+fn formats_without_a_place_for_norms_are_refused_before_training() {
+    let job = Job::flux();
+    for (format, part) in [
+        ("output.formats=['comfyui', 'diffusers']", "no form in the files of diffusers"),
+        ("output.formats=['kohya']", "no names that readers of kohya's files know"),
+    ] {
+        let words = job.fail(&["adapter.train_norm=true", format], &[]);
+        assert!(words.contains(part), "{words}");
+        assert!(!job.path("run/cache").exists());
+    }
+    let words = Job::new().fail(&["adapter.train_norm=true"], &[]);
+    assert!(words.contains("no norm of this model has weights"), "{words}");
+    let words = job.fail(&["adapter.train_norm=true", "adapter.exclude=['attn.norm_x']"], &[]);
+    assert!(words.contains("attn.norm_x"), "{words}");
+    let set = ["adapter.train_norm=true", "adapter.exclude=['attn.norm_q']", "train.steps=2"];
+    let run = job.finish("some", &set, &[]);
+    let [taken, planned] = check_memory(&events(&run));
+    assert_eq!(taken, planned);
+    let file = fs::read(run.join("adapter/adapter-comfyui.safetensors")).unwrap();
+    let has = |name: &str| file.windows(name.len()).any(|part| part == name.as_bytes());
+    assert!(has("attn_norm_k.w_norm") && !has("attn_norm_q.w_norm"));
+}
+
+/// PEFT's files have the whole norm, hearth reads what was added to it.
+#[test]
+fn norms_of_language_models_are_trained() {
+    let place = Place::new();
+    let set = ["adapter.train_norm=true", "train.steps=4", "optimizer.learning_rate=2e-2"];
+    let run = place.train("run", &set, &[]);
+    check_memory(&events(&run));
+    place.train("parts", &[&set[..], &["train.steps=2"]].concat(), &[]);
+    let parts = place.train("parts", &set, &["--resume"]);
+    assert!(adapter(&run) == adapter(&parts) && last_state(&run) == last_state(&parts));
+    let plain = place.train("plain", &set[1..], &[]);
+    let first = |run: &Path| losses(&events(run))[0];
+    assert_eq!(first(&run), first(&plain), "layers begin otherwise");
+    let catalog = weights::Catalog::open(&run.join("adapter/peft/adapter_model.safetensors"));
+    let catalog = catalog.unwrap();
+    let values = |name: &str| {
+        let tensor = catalog.find(&format!("base_model.model.model.norm.{name}")).unwrap();
+        weights::load::load_f32(&catalog, tensor, 0..tensor.numel()).unwrap()
+    };
+    let base = weights::Catalog::open(&place.path("model")).unwrap();
+    let before = base.find("model.norm.weight").unwrap();
+    let before = weights::load::load_f32(&base, before, 0..before.numel()).unwrap();
+    let sums: Vec<f32> = before.iter().zip(values("w_norm")).map(|(a, b)| a + b).collect();
+    assert_eq!(sums, values("weight"));
+    let config = fs::read_to_string(run.join("adapter/peft/adapter_config.json")).unwrap();
+    assert!(config.contains("modules_to_save") && config.contains("\"model.norm\""), "{config}");
+    let (model, merged) = (place.path("model"), place.path("merged"));
+    let evaluated = |base: &Path, more: &[&str]| {
+        let texts = place.path("texts.jsonl");
+        let words = ["evaluate", "--base", text(base), "--text", text(&texts), "--json"];
+        let said = printed(&[&words[..], &["--dtype", "f32"], more].concat());
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        said[if more.is_empty() { "base" } else { "adapter" }]["texts"]["loss"].as_f64().unwrap()
+    };
+    printed(&["export", text(&run), "--base", text(&model), "--merge", "--out", text(&merged)]);
+    let of_run = evaluated(&model, &["--adapter", text(&run)]);
+    assert!((of_run - evaluated(&model, &[])).abs() > 1e-2);
+    assert!((of_run - evaluated(&merged, &[])).abs() < 1e-3 * of_run);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""LoHa, LoKr and rsLoRA that hearth trained, in PEFT.
+"""LoHa, LoKr, rsLoRA and norms of language models that hearth trained, in PEFT.
 
     pip install torch diffusers transformers peft safetensors
     python check_exports.py path/to/hearth
@@ -145,6 +145,8 @@ def check_texts(name, settings):
         check(f"texts, {name}, PEFT", text_output(model), expected, plain)
 
 
+for form in ("lora", "loha", "lokr"):
+    check_texts(f"{form} and norms", [f"adapter.kind={form}", "adapter.train_norm=true"])
 for form, keys in FORMS.items():
     check_images(form, keys)
     check_texts(form, keys)

@@ -1,4 +1,5 @@
-"""Adapters of two linear layers as LyCORIS and PEFT write them, with outputs and gradients. See SOURCE.md.
+"""Adapters of two linear layers, and of norms between them, as LyCORIS and PEFT write them, with outputs and gradients.
+See SOURCE.md.
 
     python generate.py
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 from lycoris import create_lycoris
+from lycoris.config import PRESET
 from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
@@ -31,6 +33,32 @@ class Model(nn.Module):
         return self.second(torch.nn.functional.silu(self.first(x)))
 
 
+class RmsNorm(nn.Module):
+    """Of the kind that LyCORIS trains: with a function for what comes before the weight."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def _norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x):
+        return self._norm(x) * self.weight
+
+
+class NormedModel(Model):
+    """With a norm of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(40)
+        self.rms = RmsNorm(40)
+
+    def forward(self, x):
+        return self.second(self.rms(torch.nn.functional.silu(self.norm(self.first(x)))))
+
+
 def randomised(parameters, seed):
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
@@ -42,8 +70,8 @@ def numbers(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def base():
-    model = Model()
+def base(kind=Model):
+    model = kind()
     randomised(model.parameters(), 1)
     return model
 
@@ -58,8 +86,8 @@ def run(model, named):
     return found
 
 
-def lycoris(name, **settings):
-    model = base()
+def lycoris(name, kind=Model, **settings):
+    model = base(kind)
     model.requires_grad_(False)
     network = create_lycoris(model, 1.0, **settings)
     network.apply_to()
@@ -115,8 +143,13 @@ def main():
     }
     expected = {"x": numbers(ROWS, 24, seed=2), "grad.out": numbers(ROWS, 12, seed=3)}
     expected |= {f"base.{name}": p.detach() for name, p in base().named_parameters()}
+    norms = {name: p for name, p in base(NormedModel).named_parameters() if "norm" in name or "rms" in name}
+    expected |= {f"base.{name}": p.detach() for name, p in norms.items()}
     for name, settings in lycoris_cases.items():
         expected |= {f"{name}.{key}": value for key, value in lycoris(name, **settings).items()}
+    PRESET["full"]["target_module"] = ["Linear", "LayerNorm", "RmsNorm"]
+    settings = {"algo": "lora", "linear_dim": 2, "linear_alpha": 1.0, "train_norm": True}
+    expected |= {f"lycoris_norm.{key}": value for key, value in lycoris("lycoris_norm", NormedModel, **settings).items()}
     for name, config in peft_cases.items():
         expected |= {f"{name}.{key}": value for key, value in peft(name, config).items()}
     save_file({key: value.contiguous() for key, value in expected.items()}, HERE / "expected.safetensors")

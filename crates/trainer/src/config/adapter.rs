@@ -25,6 +25,8 @@ pub struct AdapterConfig {
     pub exclude: Vec<String>,
     /// Text encoders that get one too.
     pub text_encoders: TextEncoderAdapters,
+    /// Whether norms are trained beside them.
+    pub trains_norms: bool,
 }
 
 /// Adapters of text encoders that are trained together with an image model.
@@ -57,6 +59,8 @@ section! {
         full_matrix: bool = Default(false), Any;
         /// LoKr: the outer Kronecker factor is of low rank too
         decompose_both: bool = Default(false), Any;
+        /// Also train the weights and biases of norms, not of low rank (LyCORIS: `train_norm`)
+        train_norm: bool = Default(false), Any;
         /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`; or a word: `attention`: its projections; `all`: all linear layers of blocks but modulations; `kohya`, `ai-toolkit`: what these train (SD3: not `ai-toolkit`, language models: neither). Shown: for SD3. Language models: `all`; with experts: `attention`
         targets: TargetNames = Default(TargetNames(default_targets())), Any;
         /// Targets without an adapter, named as in `targets`; `unused`: layers that can learn nothing, the default for image models with default targets
@@ -115,7 +119,7 @@ const DEFAULT_RANK: usize = 16;
 const DEFAULT_LOHA_RANK: usize = 8;
 
 /// Keys that only an adapter has.
-const ADAPTER_ONLY_KEYS: [&str; 14] = [
+const ADAPTER_ONLY_KEYS: [&str; 15] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.dropout",
@@ -124,6 +128,7 @@ const ADAPTER_ONLY_KEYS: [&str; 14] = [
     "adapter.factor",
     "adapter.full_matrix",
     "adapter.decompose_both",
+    "adapter.train_norm",
     "adapter.targets",
     "adapter.exclude",
     "adapter.pattern",
@@ -170,7 +175,7 @@ impl AdapterConfig {
         let targets = targets.into_iter().map(target).collect();
         let exclude = material.images().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
         let text_encoders = TextEncoderAdapters::default();
-        Self { kind: AdapterKind::Lora, targets, exclude, text_encoders }
+        Self { kind: AdapterKind::Lora, targets, exclude, text_encoders, trains_norms: false }
     }
 
     /// As meant; patterns come first, so that they count where a target names the layer too.
@@ -192,6 +197,7 @@ impl AdapterConfig {
             factor,
             full_matrix,
             decompose_both,
+            train_norm,
             mut targets,
             mut exclude,
             pattern,
@@ -205,7 +211,7 @@ impl AdapterConfig {
             }
             let (targets, exclude) = (Vec::new(), Vec::new());
             let text_encoders = TextEncoderAdapters::default();
-            return Ok(Self { kind, targets, exclude, text_encoders });
+            return Ok(Self { kind, targets, exclude, text_encoders, trains_norms: false });
         }
         refuse_idle(kind, full_matrix, decompose_both, rows)?;
         if kind == AdapterKind::Loha
@@ -277,7 +283,8 @@ impl AdapterConfig {
             targets: text_encoder_targets.into_iter().map(of_encoder).collect(),
             names: text_encoders,
         };
-        Ok(Self { kind, targets, exclude: exclude.unwrap_or_default(), text_encoders })
+        let exclude = exclude.unwrap_or_default();
+        Ok(Self { kind, targets, exclude, text_encoders, trains_norms: train_norm })
     }
 }
 
@@ -350,8 +357,9 @@ fn refuse_rates(
 }
 
 /// Formats that are written if none is given.
-pub(super) fn default_formats(kind: AdapterKind) -> Vec<AdapterFormat> {
-    match kind {
+pub(super) fn default_formats(adapter: &AdapterConfig) -> Vec<AdapterFormat> {
+    match adapter.kind {
+        _ if adapter.trains_norms => vec![AdapterFormat::Comfyui],
         AdapterKind::Loha | AdapterKind::Lokr => vec![AdapterFormat::Peft],
         AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Full => vec![AdapterFormat::Diffusers],
     }

@@ -271,7 +271,7 @@ impl RawConfig {
         output.folder = folder.join(&output.folder);
         rows.replace("output.folder", &output.folder);
         if rows.origin("output.formats").is_some_and(ValueOrigin::is_default) {
-            output.formats = adapter::default_formats(adapter.kind);
+            output.formats = adapter::default_formats(&adapter);
             rows.replace("output.formats", &output.formats);
         }
         material.apply_defaults(rows)?;

@@ -26,7 +26,7 @@ section! {
         keep_best: bool = Default(true), Any;
         /// Largest file of a checkpoint or model; larger ones are sharded (diffusers: `max_shard_size`)
         max_shard_size: Bytes = Default(Bytes(SHARD_BYTES)), Any;
-        /// Formats of the adapter file. `loha` and `lokr`: `peft` if not set
+        /// Formats of the adapter file. `loha` and `lokr`: `peft` if not set; with `adapter.train_norm`: `comfyui`
         formats: Vec<AdapterFormat> = Default(vec![AdapterFormat::Diffusers]), Filled;
         /// License named in the model card, such as `cc-by-4.0`
         license: Option<String> = Default(None), Filled;

@@ -124,6 +124,7 @@ const EVERY_KEY: &[&str] = &[
     "adapter.alpha=4",
     "adapter.dropout=0.5",
     "adapter.rslora=true",
+    "adapter.train_norm=true",
     "adapter.loraplus_lr_ratio=16",
     "adapter.targets=['to_q']",
     "adapter.exclude=['to_q']",

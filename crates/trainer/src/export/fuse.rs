@@ -63,6 +63,7 @@ fn fuse_members(key: &str, members: &[FusedMember<'_>]) -> Result<LayerWeights> 
             Factors::Loha { w1, w2 }
         }
         Factors::Lokr { .. } => return Err(fused_lokr(key)),
+        Factors::Norm { .. } => return Ok((*first).clone()),
     };
     let rank = members.iter().map(|(_, given)| given.rank).sum();
     let alpha = first.scale() * rank as f32;
@@ -102,13 +103,16 @@ fn is_alone(pieces: &[TensorPiece]) -> bool {
 }
 
 /// The `LoKr`s of layers that are stored as one, and all else. The sum of Kronecker products of different rows is no
-/// Kronecker product, so that they stay apart under their own names.
+/// Kronecker product, so that they stay apart under their own names. So do norms whose vector is no `weight` there.
 pub fn apart(
     layers: &BTreeMap<String, LayerWeights>,
     original: impl Fn(&str) -> Vec<TensorPiece>,
+    has_weight: impl Fn(&str) -> bool,
 ) -> (BTreeMap<String, LayerWeights>, BTreeMap<String, LayerWeights>) {
-    let is_apart = |(layer, given): &(String, LayerWeights)| {
-        matches!(given.factors, Factors::Lokr { .. }) && !is_alone(&original(layer))
+    let is_apart = |(layer, given): &(String, LayerWeights)| match given.factors {
+        Factors::Lokr { .. } => !is_alone(&original(layer)),
+        Factors::Norm { .. } => !has_weight(layer),
+        Factors::Lora { .. } | Factors::Loha { .. } => false,
     };
     layers.iter().map(|(layer, given)| (layer.clone(), given.clone())).partition(is_apart)
 }

@@ -21,7 +21,7 @@ use weights::{BytesDoneFn, FileDtype, WeightsError};
 
 use super::merge::patch::{MatrixPatch, apply_patches};
 use super::model::{copy_files, is_weights, staged};
-use super::{AdapterFormat, ExportedFile, compare, kept_if_equal, write};
+use super::{AdapterFormat, BaseNorms, ExportBase, ExportedFile, compare, kept_if_equal, write};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::build::TensorSpec;
@@ -37,8 +37,12 @@ pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<Exported
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
     let tensors = &base.tensor_specs()?[..];
-    let export_base = super::ExportBase { tensors, original: &|_| Vec::new(), family: None };
+    let files = base.files()?;
+    let of_base = |name: &str| files.as_ref().map(|files| files.values(name)).transpose();
+    let norms = BaseNorms::Values(&of_base);
+    let export_base = ExportBase { tensors, original: &|_| Vec::new(), family: None, norms };
     let path = write(&parts, AdapterFormat::Peft, folder, "", &export_base)?;
+    drop(files);
     let difference = kept_if_equal(&path, || {
         base.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
         let again = vec![(Component::Language, base.adapter())];
@@ -130,7 +134,7 @@ pub fn write_merged(
         }
         let module = want.name.strip_suffix(".weight");
         let Some(given) = module.and_then(|module| layers.get(module)) else { return Ok(values) };
-        let width = want.shape.width();
+        let [_, width] = given.sizes();
         let merged = apply_patches(&[MatrixPatch::for_whole(given)], 0, width, &values);
         Ok(merged.into_iter().map(|value| value as f32).collect())
     })
@@ -205,8 +209,8 @@ mod tests {
         fs::write(&diary, "dear diary").unwrap();
         fs::create_dir(&peft).unwrap();
         std::os::unix::fs::symlink(&diary, peft.join("adapter_config.json")).unwrap();
-        let base =
-            crate::export::ExportBase { tensors: &[], original: &|_| Vec::new(), family: None };
+        let norms = BaseNorms::Values(&|_| Ok(None));
+        let base = ExportBase { tensors: &[], original: &|_| Vec::new(), family: None, norms };
         write(&Vec::new(), AdapterFormat::Peft, folder.path(), "", &base).unwrap();
         assert_eq!(fs::read_to_string(&diary).unwrap(), "dear diary");
         assert!(peft.join("adapter_config.json").symlink_metadata().unwrap().is_file());

@@ -63,12 +63,32 @@ const TOLERANCE: f64 = 1e-5;
 type OriginalLayoutFn<'a> = &'a dyn Fn(&str) -> Vec<TensorPiece>;
 
 /// The adapter's base model, as far as the files describe it.
+#[derive(Clone, Copy)]
 struct ExportBase<'a> {
     /// All of its tensors.
     tensors: &'a [TensorSpec],
     original: OriginalLayoutFn<'a>,
     /// A diffusion model's family.
     family: Option<&'static DiffusionFamily>,
+    norms: BaseNorms<'a>,
+}
+
+/// What is needed of the base for trained norms.
+#[derive(Clone, Copy)]
+enum BaseNorms<'a> {
+    /// Of a diffusion model: their names in the original layout, if their vectors are weights there too.
+    Names(&'a dyn Fn(&str) -> Option<String>),
+    /// Of a language model: the values of a tensor. PEFT's files have the whole vectors of norms.
+    Values(&'a dyn Fn(&str) -> weights::Result<Option<Vec<f32>>>),
+}
+
+impl BaseNorms<'_> {
+    fn has_weight(self, norm: &str) -> bool {
+        match self {
+            Self::Names(name) => name(norm).is_some(),
+            Self::Values(_) => true,
+        }
+    }
 }
 
 impl ExportBase<'_> {
@@ -90,7 +110,9 @@ pub fn export(
     let config = &pipeline.transformer.config;
     let original = |layer: &str| config.original_module(layer);
     let (tensors, family) = (&config.tensor_specs()?[..], Some(config.family()));
-    let base = ExportBase { tensors, original: &original, family };
+    let original_norm = |norm: &str| config.original_norm(norm);
+    let norms = BaseNorms::Names(&original_norm);
+    let base = ExportBase { tensors, original: &original, family, norms };
     let path = write(&parts, format, folder, name, &base)?;
     let difference = kept_if_equal(&path, || {
         // Values that are not finite get here only with --force.
@@ -114,7 +136,9 @@ pub fn can_hold(pipeline: &Pipeline, format: AdapterFormat) -> bool {
         .flat_map(|(_, layers)| layers.iter().filter(|(_, given)| is_lokr(given)))
         .map(|(layer, _)| layer.as_str());
     let is_apart = || fuse::check_lokr(lokr, |layer| config.original_module(layer)).is_ok();
-    check_layers(&parts, format).is_ok() && (format != AdapterFormat::Kohya || is_apart())
+    let original_norm = |norm: &str| config.original_norm(norm);
+    let is_held = check_layers(&parts, format, BaseNorms::Names(&original_norm)).is_ok();
+    is_held && (format != AdapterFormat::Kohya || is_apart())
 }
 
 /// Removes what was written unless it is read back as it should be.
@@ -150,12 +174,15 @@ fn write(
     name: &str,
     base: &ExportBase<'_>,
 ) -> Result<PathBuf> {
-    check_layers(parts, format)?;
+    check_layers(parts, format, base.norms)?;
     let mut tensors = BTreeMap::new();
     let form = FileForm::of(format, base.family);
     for (component, layers) in kept(parts, format) {
         for (stem, given) in stems(component, layers, format, base)? {
             insert(&stem, &given, form, &mut tensors);
+        }
+        if let (AdapterFormat::Peft, BaseNorms::Values(of_base)) = (format, base.norms) {
+            insert_sums(component, layers, of_base, &mut tensors)?;
         }
     }
     let peft = folder.join("peft");
@@ -229,7 +256,8 @@ fn stems(
                 .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
                 .collect(),
             AdapterFormat::Comfyui => {
-                let (apart, others) = fuse::apart(layers, base.original);
+                let has_weight = |norm: &str| base.norms.has_weight(norm);
+                let (apart, others) = fuse::apart(layers, base.original, has_weight);
                 let others = fuse::fuse(&others, base.original)?.into_iter();
                 let others =
                     others.map(|(layer, given)| (format!("diffusion_model.{layer}"), given));
@@ -316,8 +344,11 @@ impl FileForm {
     }
 
     fn has_alpha(self, given: &LayerWeights) -> bool {
-        let is_lora = matches!(given.factors, Factors::Lora { .. });
-        self.scale == ScalePlace::Alpha || self.scale == ScalePlace::Values && !is_lora
+        match given.factors {
+            Factors::Norm { .. } => false,
+            Factors::Lora { .. } => self.scale == ScalePlace::Alpha,
+            Factors::Loha { .. } | Factors::Lokr { .. } => self.scale != ScalePlace::Settings,
+        }
     }
 }
 
@@ -331,7 +362,8 @@ fn insert(
     let scaled = form.scaled(given);
     let given = scaled.as_ref().unwrap_or(given);
     for (name, matrix) in given.factors.named(form.lora) {
-        let shape = matrix.sizes().map(|size| size as u64).into();
+        let sizes = matrix.sizes().map(|size| size as u64);
+        let shape = if given.factors.is_norm() { sizes[..1].into() } else { sizes.into() };
         into.insert(format!("{stem}.{name}"), (shape, matrix.values.clone()));
     }
     if form.has_alpha(given) {
@@ -343,6 +375,46 @@ fn insert(
         let shape = if is_flat { vec![outputs] } else { vec![outputs, 1] };
         into.insert(format!("{stem}.{}", form.magnitude), (shape, values.clone()));
     }
+}
+
+/// The whole vectors of norms, as PEFT loads them (`modules_to_save`), beside what was added to them.
+fn insert_sums(
+    component: Component,
+    layers: &BTreeMap<String, LayerWeights>,
+    of_base: &dyn Fn(&str) -> weights::Result<Option<Vec<f32>>>,
+    into: &mut BTreeMap<String, TensorData>,
+) -> Result<()> {
+    for (norm, given) in layers {
+        let Factors::Norm { weight, bias } = &given.factors else { continue };
+        let stem = stem(component, norm, AdapterFormat::Peft);
+        for (end, added) in [("weight", Some(weight)), ("bias", bias.as_ref())] {
+            let (Some(added), Some(own)) = (added, of_base(&format!("{norm}.{end}"))?) else {
+                continue;
+            };
+            let sum: Vec<f32> = own.iter().zip(&added.values).map(|(a, b)| a + b).collect();
+            into.insert(format!("{stem}.{end}"), (vec![sum.len() as u64], sum));
+        }
+    }
+    Ok(())
+}
+
+/// Checks, before anything is trained or written, that a format has a place for trained norms of an image model; all of
+/// these are weights in the original layout, or not.
+pub fn check_norms(format: AdapterFormat, are_weights: bool) -> Result<()> {
+    let (problem, hint) = match format {
+        AdapterFormat::Comfyui => return Ok(()),
+        AdapterFormat::Kohya if are_weights => return Ok(()),
+        AdapterFormat::Kohya => (
+            "trained norms of this model have no names that readers of kohya's files know",
+            "set output.formats to comfyui, which has names for them, or leave adapter.train_norm out",
+        ),
+        AdapterFormat::Diffusers | AdapterFormat::Peft => (
+            "trained norms have no form in the files of diffusers, nor in those of PEFT for image models",
+            "set output.formats to comfyui or kohya, leave adapter.train_norm out, or merge the adapter with \
+             `hearth export --merge`",
+        ),
+    };
+    Err(TrainerError::Request { problem: problem.into(), hint })
 }
 
 /// Checks, before anything is trained or written, that a format has a place for adapters of this form.
@@ -364,12 +436,18 @@ pub fn check_form(form: AdapterForm, format: AdapterFormat) -> Result<()> {
 }
 
 /// The same for an adapter that is there.
-fn check_layers(parts: &AdapterWeights, format: AdapterFormat) -> Result<()> {
-    for given in parts.iter().flat_map(|(_, layers)| layers.values()) {
+fn check_layers(parts: &AdapterWeights, format: AdapterFormat, norms: BaseNorms<'_>) -> Result<()> {
+    for (layer, given) in parts.iter().flat_map(|(_, layers)| layers) {
         let form = match given.factors {
             Factors::Lora { .. } => AdapterForm::Lora,
             Factors::Loha { .. } => AdapterForm::Loha,
             Factors::Lokr { .. } => AdapterForm::Lokr(LokrShape::default()),
+            Factors::Norm { .. } => {
+                if let BaseNorms::Names(_) = norms {
+                    check_norms(format, norms.has_weight(layer))?;
+                }
+                continue;
+            }
         };
         check_form(form, format)?;
     }

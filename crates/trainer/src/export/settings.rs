@@ -13,6 +13,9 @@ use crate::model::adapter::{AdapterWeights, LayerWeights};
 use crate::model::build::TensorSpec;
 use crate::model::diffusion::family::ExportMetadata;
 
+/// Layers by their names.
+type Layers<'a> = BTreeMap<&'a str, &'a LayerWeights>;
+
 /// The metadata of a file's header, for an adapter of a model of this family.
 pub fn header(
     parts: &AdapterWeights,
@@ -27,14 +30,16 @@ pub fn header(
             for (component, layers) in kept(parts, format).filter(|(_, layers)| !layers.is_empty())
             {
                 let prefix = component.folder();
-                let config = config(layers).into_iter();
+                let layers = layers.iter().map(|(name, given)| (&name[..], given)).collect();
+                let config = config(&layers).into_iter();
                 all.extend(config.map(|(key, value)| (format!("{prefix}.{key}"), value)));
             }
             metadata.insert("lora_adapter_metadata".into(), Value::Object(all).to_string());
         }
         AdapterFormat::Kohya => {
-            let layers = kept(parts, format).flat_map(|(_, layers)| layers.values());
-            let layers: Vec<&LayerWeights> = layers.collect();
+            let all = kept(parts, format).flat_map(|(_, layers)| layers.values());
+            let (norms, layers): (Vec<_>, Vec<&LayerWeights>) =
+                all.partition(|given| given.factors.is_norm());
             let (rank, alpha) = usual(layers.iter().copied());
             metadata.insert("ss_network_dim".into(), rank.to_string());
             metadata.insert("ss_network_alpha".into(), alpha.to_string());
@@ -42,13 +47,21 @@ pub fn header(
             if let Some(ExportMetadata { network, architecture, .. }) = family {
                 // The algorithm by LyCORIS' name for it, where it is one of its own.
                 let algorithm = layers.first().and_then(|given| match given.factors {
-                    Factors::Lora { .. } => None,
-                    Factors::Loha { .. } => Some(r#"{"algo": "loha"}"#),
-                    Factors::Lokr { .. } => Some(r#"{"algo": "lokr"}"#),
+                    Factors::Lora { .. } if norms.is_empty() => None,
+                    Factors::Lora { .. } => Some("lora"),
+                    Factors::Loha { .. } => Some("loha"),
+                    Factors::Lokr { .. } => Some("lokr"),
+                    Factors::Norm { .. } => unreachable!("norms are apart"),
                 });
                 let network = if algorithm.is_some() { "lycoris.kohya" } else { network };
                 metadata.insert("ss_network_module".into(), network.into());
-                metadata.extend(algorithm.map(|name| ("ss_network_args".into(), name.into())));
+                let mut settings = Map::new();
+                settings.extend(algorithm.map(|name| ("algo".into(), json!(name))));
+                settings.extend(norms.first().map(|_| ("train_norm".into(), json!("True"))));
+                if !settings.is_empty() {
+                    let settings = Value::Object(settings).to_string();
+                    metadata.insert("ss_network_args".into(), settings);
+                }
                 metadata.insert("modelspec.architecture".into(), (*architecture).into());
             }
         }
@@ -58,14 +71,20 @@ pub fn header(
 
 /// `adapter_config.json`, for an adapter of a model that has these tensors.
 pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> Result<String> {
-    let none = BTreeMap::new();
     let own = kept(parts, AdapterFormat::Peft).next();
-    let layers = own.map_or(&none, |(_, layers)| layers);
+    let all = own.into_iter().flat_map(|(_, layers)| layers);
+    let all = all.map(|(name, given)| (&name[..], given));
+    let (norms, layers): (Layers<'_>, Layers<'_>) =
+        all.partition(|(_, given)| given.factors.is_norm());
+    let layers = &layers;
     let mut config = match layers.values().next().map(|given| &given.factors) {
         Some(Factors::Loha { .. } | Factors::Lokr { .. }) => lycoris_config(layers)?,
         _ => config(layers),
     };
     config.insert("target_modules".into(), json!(targets(layers, tensors)));
+    if !norms.is_empty() {
+        config.insert("modules_to_save".into(), json!(norms.keys().collect::<Vec<_>>()));
+    }
     config.insert("inference_mode".into(), json!(true));
     if own.is_some_and(|(component, _)| component == Component::Language) {
         config.insert("task_type".into(), json!("CAUSAL_LM"));
@@ -76,23 +95,23 @@ pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> Result<String> {
 
 /// PEFT's settings for `LoHa` or `LoKr`. PEFT finds the shapes of all matrices from them, so that they must give those
 /// which are there: a whole factor is what it makes of a rank as large as the factor.
-fn lycoris_config(layers: &BTreeMap<String, LayerWeights>) -> Result<Map<String, Value>> {
+fn lycoris_config(layers: &Layers<'_>) -> Result<Map<String, Value>> {
     let scaled = |given: &LayerWeights| {
         let rank = peft_rank(given);
         (rank, given.scale() * rank as f32)
     };
-    let settings: BTreeMap<&String, (usize, f32)> =
-        layers.iter().map(|(layer, given)| (layer, scaled(given))).collect();
+    let settings: BTreeMap<&str, (usize, f32)> =
+        layers.iter().map(|(layer, given)| (*layer, scaled(given))).collect();
     let (rank, alpha) = most_common(settings.values().copied());
     let ranks: Map<String, Value> = settings
         .iter()
         .filter(|(_, (own, _))| *own != rank)
-        .map(|(layer, (own, _))| ((*layer).clone(), json!(own)))
+        .map(|(layer, (own, _))| ((*layer).to_owned(), json!(own)))
         .collect();
     let alphas: Map<String, Value> = settings
         .iter()
         .filter(|(_, (_, own))| *own != alpha)
-        .map(|(layer, (_, own))| ((*layer).clone(), number(*own)))
+        .map(|(layer, (_, own))| ((*layer).to_owned(), number(*own)))
         .collect();
     let mut config = Map::new();
     let is_lokr = layers.values().any(|given| matches!(given.factors, Factors::Lokr { .. }));
@@ -106,7 +125,7 @@ fn lycoris_config(layers: &BTreeMap<String, LayerWeights>) -> Result<Map<String,
     config.insert("init_weights".into(), json!(true));
     if is_lokr {
         config.insert("decompose_factor".into(), json!(decompose_factor(layers)?));
-        let low = |given: &LayerWeights| {
+        let low = |given: &&LayerWeights| {
             matches!(given.factors, Factors::Lokr { w1: LokrFactor::LowRank(_), .. })
         };
         config.insert("decompose_both".into(), json!(layers.values().any(low)));
@@ -120,12 +139,15 @@ fn peft_rank(given: &LayerWeights) -> usize {
         Factors::Lokr { w1: LokrFactor::Full(_), w2: LokrFactor::Full(inner) } => {
             inner.rows.max(inner.columns)
         }
-        Factors::Lora { .. } | Factors::Loha { .. } | Factors::Lokr { .. } => given.rank,
+        Factors::Lora { .. }
+        | Factors::Loha { .. }
+        | Factors::Lokr { .. }
+        | Factors::Norm { .. } => given.rank,
     }
 }
 
 /// The one factor from which PEFT splits the sizes of all layers as they are.
-fn decompose_factor(layers: &BTreeMap<String, LayerWeights>) -> Result<i64> {
+fn decompose_factor(layers: &Layers<'_>) -> Result<i64> {
     let splits: Vec<[usize; 2]> = layers
         .values()
         .filter_map(|given| match &given.factors {
@@ -161,10 +183,7 @@ fn decompose_factor(layers: &BTreeMap<String, LayerWeights>) -> Result<i64> {
 
 /// PEFT's `target_modules`: the shortest suffixes of the layers' names that no other module has. Other programs
 /// know `q_proj` and not the full names.
-fn targets<'a>(
-    layers: &'a BTreeMap<String, LayerWeights>,
-    tensors: &[TensorSpec],
-) -> BTreeSet<&'a str> {
+fn targets<'a>(layers: &Layers<'a>, tensors: &[TensorSpec]) -> BTreeSet<&'a str> {
     // A module may be no layer, as block `0`.
     let parts: BTreeSet<&str> = tensors
         .iter()
@@ -172,11 +191,12 @@ fn targets<'a>(
         .collect();
     let all = parts.iter().map(|part| (*part).to_owned());
     let all = all.chain(parts.iter().flat_map(|part| without_tensors(part)));
-    let others: Vec<String> = all.filter(|part| !layers.contains_key(part)).collect();
+    let others: Vec<String> = all.filter(|part| !layers.contains_key(&part[..])).collect();
     let has = |part: &str, ending: &str| {
         part.strip_suffix(ending).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
-    let shortest = |layer: &'a String| {
+    let shortest = |layer: &&'a str| {
+        let layer: &'a str = layer;
         let endings = layer.rmatch_indices('.').map(|(at, _)| &layer[at + 1..]);
         let mut own = endings.filter(|ending| !others.iter().any(|other| has(other, ending)));
         own.next().unwrap_or(layer)
@@ -193,11 +213,11 @@ fn without_tensors(part: &str) -> Vec<String> {
 
 /// PEFT's settings for these layers: what most have, and the exceptions by name. PEFT compares ends of names, so that
 /// those of CLIP fit with and without the prefix that newer transformers leave out.
-fn config(layers: &BTreeMap<String, LayerWeights>) -> Map<String, Value> {
-    let (rank, alpha) = usual(layers.values());
+fn config(layers: &Layers<'_>) -> Map<String, Value> {
+    let (rank, alpha) = usual(layers.values().copied());
     let mut ranks = Map::new();
     let mut alphas = Map::new();
-    let named = |layer: &'_ String| layer.strip_prefix(CLIP_PREFIX).unwrap_or(layer).to_owned();
+    let named = |layer: &&str| layer.strip_prefix(CLIP_PREFIX).unwrap_or(layer).to_owned();
     for (layer, given) in layers {
         if given.rank != rank {
             ranks.insert(named(layer), json!(given.rank));
@@ -261,7 +281,7 @@ mod tests {
         let modules = tensors.iter().filter_map(|want| want.name.strip_suffix(".weight"));
         let none = LayerWeights::lora(1, 1.0, vec![], vec![]);
         let adapted = modules.filter(|module| is_adapted(module));
-        let layers = adapted.map(|module| (module.to_owned(), none.clone())).collect();
+        let layers = adapted.map(|module| (module, &none)).collect();
         targets(&layers, &tensors).into_iter().map(str::to_owned).collect()
     }
 
@@ -288,7 +308,7 @@ mod tests {
         };
         let tensors: Vec<TensorSpec> = names.iter().map(spec).collect();
         let given = LayerWeights::lora(1, 1.0, vec![], vec![]);
-        let layers = names[..2].iter().map(|name| ((*name).to_owned(), given.clone())).collect();
+        let layers = names[..2].iter().map(|name| (*name, &given)).collect();
         let expected = BTreeSet::from(["0.modulation.0", "1.modulation.0"]);
         assert_eq!(targets(&layers, &tensors), expected);
     }

@@ -13,8 +13,8 @@ use compute::{
     Tag, Tensor, Var,
 };
 
-use super::adapter::Adapters;
-use super::layer::{LayerWeight, LinearLayer, ModelTensor};
+use super::adapter::{Adapters, NormKeys, NormPart};
+use super::layer::{LayerWeight, LinearLayer, ModelTensor, NormTensor};
 use super::offload::Offload;
 use crate::error::{Result, TrainerError};
 
@@ -342,14 +342,33 @@ impl<'a> ModelBuilder<'a> {
         self.small(&format!("{name}.bias"), width)
     }
 
-    /// The weight of a norm, `name.weight`, trainable in a full fine-tune.
-    pub fn norm(&mut self, name: impl Display, width: usize) -> Result<ModelTensor> {
-        self.small(&format!("{name}.weight"), width)
+    /// The weight of a norm, `name.weight`, trainable in a full fine-tune and beside adapters.
+    pub fn norm(&mut self, name: impl Display, width: usize) -> Result<NormTensor> {
+        let tensor = self.small(&format!("{name}.weight"), width)?;
+        let added = self.attach_norm(name, width, false)?.map(|keys| keys.weight);
+        Ok(NormTensor { tensor, added })
     }
 
-    /// The weight and the bias of a layer norm, `name.weight` and `name.bias`, trainable in a full fine-tune.
-    pub fn layer_norm(&mut self, name: impl Display, width: usize) -> Result<[ModelTensor; 2]> {
-        Ok([self.norm(&name, width)?, self.bias(name, width)?])
+    /// The weight and the bias of a layer norm, `name.weight` and `name.bias`, trainable as those of [`Self::norm`].
+    pub fn layer_norm(&mut self, name: impl Display, width: usize) -> Result<[NormTensor; 2]> {
+        let weight = self.small(&format!("{name}.weight"), width)?;
+        let bias = self.bias(&name, width)?;
+        let added = self.attach_norm(name, width, true)?;
+        Ok([
+            NormTensor { tensor: weight, added: added.map(|keys| keys.weight) },
+            NormTensor { tensor: bias, added: added.and_then(|keys| keys.bias) },
+        ])
+    }
+
+    fn attach_norm(
+        &mut self,
+        name: impl Display,
+        width: usize,
+        has_bias: bool,
+    ) -> Result<Option<NormKeys>> {
+        let module = format!("{}{name}", self.prefix);
+        let part = NormPart { has_bias, is_unused: self.is_unused };
+        self.adapters.attach_norm(self.device, &module, width, part)
     }
 
     fn small(&mut self, name: &str, width: usize) -> Result<ModelTensor> {

@@ -1,4 +1,4 @@
-//! The linear layer of every model: a frozen or trained weight, a bias, perhaps an adapter.
+//! The linear layer of every model: a frozen or trained weight, a bias, perhaps an adapter; and the vectors of norms.
 
 mod grouped;
 
@@ -40,6 +40,23 @@ impl ModelTensor {
         match self {
             Self::Frozen(var) => var.clone(),
             Self::Trained(key) => tape.param(*key),
+        }
+    }
+}
+
+/// The weight or the bias of a norm, perhaps with a trained vector added to it.
+pub struct NormTensor {
+    pub(super) tensor: ModelTensor,
+    pub(super) added: Option<ParamKey>,
+}
+
+impl NormTensor {
+    /// The sum on a tape.
+    pub fn var(&self, tape: &Tape<'_>) -> Result<Var> {
+        let own = self.tensor.var(tape);
+        match self.added.filter(|_| tape.has_adapters()) {
+            Some(key) => tape.add(&own, &tape.param(key)),
+            None => Ok(own),
         }
     }
 }
@@ -149,6 +166,7 @@ impl LinearLayer {
                 tape.khatri_rao(&a, &c, SharedAxis::Rows)?,
             ),
             Factors::Lokr { w1, w2 } => return with_kronecker(tape, x, plain, scale, &w1, &w2),
+            Factors::Norm { .. } => unreachable!("a linear layer is no norm"),
         };
         let lora = Lora { down: &down, up: &up, scale, dropout };
         let Some(magnitude) = &adapter.magnitude else {

@@ -68,12 +68,12 @@ impl MuonAdamW {
     }
 }
 
-/// Which parameters are hidden matrices: those of adapters, and in a full fine-tune those of a numbered
+/// Which parameters are hidden matrices: those of adapters but norms, and in a full fine-tune those of a numbered
 /// block. Embeddings and output layers are not: each of their rows stands for one token.
 fn is_hidden_matrix(adapters: &Adapters) -> Vec<bool> {
     let values = adapters.params.values();
     let mut found = vec![false; values.len()];
-    for layer in &adapters.layers {
+    for layer in adapters.layers.iter().filter(|layer| !layer.factors.is_norm()) {
         for key in layer.factors.all() {
             found[key.index()] = true;
         }

@@ -147,8 +147,9 @@ impl<'a, T: Task> Session<'a, T> {
             AdapterKind::Full => Adapters::full_in(config.train.weight_dtype.dtype()),
             AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Loha | AdapterKind::Lokr => {
                 let from = seed(config.train.seed, Purpose::Adapters);
-                let AdapterConfig { targets, exclude, .. } = &config.adapter;
+                let AdapterConfig { targets, exclude, trains_norms, .. } = &config.adapter;
                 Adapters::random_init(targets.clone(), exclude.clone(), from)
+                    .with_norms(*trains_norms)
             }
         };
         let model = task.load(device, precision(config), &mut adapters, tick)?;

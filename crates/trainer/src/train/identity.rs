@@ -78,8 +78,9 @@ const FREE_KEYS: [&str; 19] = [
 const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that runs of before do not have, with the values that they had in effect.
-const NEW_KEYS: [(&str, &str); 14] = [
+const NEW_KEYS: [(&str, &str); 16] = [
     ("base.compute", "\"dtype\""),
+    ("data.caption_choice", "\"whole\""),
     ("data.loss_weight", "1.0"),
     ("data.regularisation", "false"),
     ("data.target", "\"images\""),
@@ -93,6 +94,7 @@ const NEW_KEYS: [(&str, &str); 14] = [
     ("cluster.sync_every", "\"off\""),
     ("cluster.wire", "\"f32\""),
     ("adapter.text_encoders", "[]"),
+    ("adapter.train_norm", "false"),
 ];
 
 /// Keys that may change when they are typed on the command line that resumes: a learning rate is lowered on

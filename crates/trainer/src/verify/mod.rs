@@ -234,7 +234,7 @@ impl Verifier<'_> {
     ) -> Result<HashMap<String, LayerWeights>> {
         let Some(path) = self.adapter else { return self.golden.adapter() };
         let mut file = AdapterFile::open(path)?;
-        let modules = TargetModule::from_specs(&tensor_specs(build)?, self.layouts);
+        let modules = TargetModule::with_norms(&tensor_specs(build)?, self.layouts);
         let given = file.take(M::COMPONENT, None, &modules)?;
         file.check_all_taken()?;
         Ok(given)

@@ -141,7 +141,7 @@ fn triggers(config: &RunConfig) -> Option<String> {
 }
 
 /// Keys that determine the adapter, besides the samples.
-const SETTINGS: [&str; 24] = [
+const SETTINGS: [&str; 25] = [
     "base.dtype",
     "base.quantise",
     "data.resolution",
@@ -156,6 +156,7 @@ const SETTINGS: [&str; 24] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.targets",
+    "adapter.train_norm",
     "adapter.text_encoders",
     "adapter.text_encoder_learning_rate",
     "train.batch_size",

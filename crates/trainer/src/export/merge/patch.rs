@@ -1,4 +1,5 @@
-//! The merged rows of a matrix: W + s·B·A, or what else an adapter's matrices make; for `DoRA` each row is then normalised and multiplied by its magnitude.
+//! The merged rows of a matrix: W + s·B·A, or what else an adapter's matrices make; for `DoRA` each row is then normalised
+//! and multiplied by its magnitude. Vectors of norms are matrices of one column.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,19 +16,26 @@ pub struct MatrixPatch<'a> {
     rows: Range<usize>,
     /// The adapter's own row that belongs to the first of them.
     first: usize,
+    /// Whether what is stored is the bias of a norm.
+    is_bias: bool,
 }
 
 /// All patches of a part.
 pub fn patches<'a>(part: &AdaptedComponent<'a>) -> MatrixPatches<'a> {
     let mut patches: MatrixPatches<'a> = HashMap::new();
-    for (layer, given) in part.layers {
-        let pieces = (part.layout.pieces)(&format!("{layer}.weight"));
+    let of_weight = part.layers.iter().map(|(layer, given)| (layer, given, false));
+    let of_bias = of_weight.clone().filter(|(_, given, _)| given.factors.has_bias());
+    for (layer, given, is_bias) in of_weight.chain(of_bias.map(|(layer, it, _)| (layer, it, true)))
+    {
+        let end = if is_bias { "bias" } else { "weight" };
+        let pieces = (part.layout.pieces)(&format!("{layer}.{end}"));
         let [outputs, _] = given.sizes();
         let (stored, mut first) = (stored_rows(&pieces, outputs).unwrap_or(outputs), 0);
         for piece in pieces {
             let rows = piece.rows(stored);
             let n_rows = rows.len();
-            patches.entry(piece.key).or_default().push(MatrixPatch { given, rows, first });
+            let patch = MatrixPatch { given, rows, first, is_bias };
+            patches.entry(piece.key).or_default().push(patch);
             first += n_rows;
         }
     }
@@ -54,11 +62,15 @@ impl<'a> MatrixPatch<'a> {
     /// For a matrix that is stored as it is.
     pub fn for_whole(given: &'a LayerWeights) -> Self {
         let [outputs, _] = given.sizes();
-        Self { given, rows: 0..outputs, first: 0 }
+        Self { given, rows: 0..outputs, first: 0, is_bias: false }
     }
 
     fn add(&self, own: usize, row: &mut [f64]) {
         let LayerWeights { rank, alpha, factors, magnitude } = self.given;
+        if self.is_bias {
+            row[0] += factors.of_bias(own);
+            return;
+        }
         let scale = f64::from(*alpha) / *rank as f64;
         for (sum, added) in row.iter_mut().zip(factors.row(own)) {
             *sum += scale * added;
@@ -87,8 +99,8 @@ mod tests {
         let given = given(None);
         // Two patches that are stored the other way round.
         let patches = [
-            MatrixPatch { given: &given, rows: 1..2, first: 0 },
-            MatrixPatch { given: &given, rows: 0..1, first: 1 },
+            MatrixPatch { given: &given, rows: 1..2, first: 0, is_bias: false },
+            MatrixPatch { given: &given, rows: 0..1, first: 1, is_bias: false },
         ];
         let base = [0.5, 0.5, 1.0, 1.0, 7.0, 7.0];
         assert_eq!(apply_patches(&patches, 0, 2, &base), [-5.5, -7.5, 7.0, 9.0, 7.0, 7.0]);
@@ -98,7 +110,7 @@ mod tests {
     #[test]
     fn with_magnitudes_rows_have_their_norms() {
         let given = given(Some(vec![10.0, 5.0]));
-        let patch = [MatrixPatch { given: &given, rows: 0..2, first: 0 }];
+        let patch = [MatrixPatch::for_whole(&given)];
         assert_eq!(apply_patches(&patch, 0, 2, &[-3.0, -4.0, 12.0, 16.0]), [6.0, 8.0, 3.0, 4.0]);
     }
 }

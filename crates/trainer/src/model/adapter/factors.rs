@@ -6,6 +6,7 @@
 //! | `LoRA` | B·A | A [r, in], B [out, r] |
 //! | `LoHa` | (w1a·w1b) ⊙ (w2a·w2b) | each a [out, r], each b [r, in] |
 //! | `LoKr` | w1 ⊗ w2 | w1 [l, m], w2 [k, n] with out = l·k and in = m·n; each whole or a·b of rank r |
+//! | norm | a vector | w [d, 1], and one for the bias if there is one |
 
 use std::array;
 
@@ -33,6 +34,13 @@ pub enum Factors<T> {
         /// The inner one.
         w2: LokrFactor<T>,
     },
+    /// Of a norm and no linear layer: what is added to its weight, not of low rank.
+    Norm {
+        /// To the weight.
+        weight: T,
+        /// To the bias.
+        bias: Option<T>,
+    },
 }
 
 /// A factor of a Kronecker product.
@@ -53,6 +61,9 @@ impl<T> Factors<T> {
             Self::Lokr { w1, w2 } => {
                 [w1, w2].into_iter().zip(LOKR).flat_map(|(w, names)| w.named(names)).collect()
             }
+            Self::Norm { weight, bias } => {
+                NORM.into_iter().zip(std::iter::once(weight).chain(bias)).collect()
+            }
         }
     }
 
@@ -71,6 +82,9 @@ impl<T> Factors<T> {
             Self::Lokr { w1, w2 } => {
                 Factors::Lokr { w1: w1.try_map(&mut make)?, w2: w2.try_map(&mut make)? }
             }
+            Self::Norm { weight, bias } => {
+                Factors::Norm { weight: make(weight)?, bias: bias.as_ref().map(make).transpose()? }
+            }
         })
     }
 
@@ -86,7 +100,13 @@ impl<T> Factors<T> {
             Self::Lora { .. } => "LoRA",
             Self::Loha { .. } => "LoHa",
             Self::Lokr { .. } => "LoKr",
+            Self::Norm { .. } => "trained norm",
         }
+    }
+
+    /// Whether it is that of a norm and no linear layer's.
+    pub fn is_norm(&self) -> bool {
+        matches!(self, Self::Norm { .. })
     }
 }
 
@@ -95,6 +115,8 @@ pub const HADA: [&str; 4] = ["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"]
 /// Names of each factor of a `LoKr`: whole, or a and b.
 pub const LOKR: [[&str; 3]; 2] =
     [["lokr_w1", "lokr_w1_a", "lokr_w1_b"], ["lokr_w2", "lokr_w2_a", "lokr_w2_b"]];
+/// Names of what is added to a norm's weight and bias.
+pub const NORM: [&str; 2] = ["w_norm", "b_norm"];
 
 impl<T> LokrFactor<T> {
     fn named(&self, [whole, a, b]: [&'static str; 3]) -> Vec<(&'static str, &T)> {
@@ -254,6 +276,7 @@ impl Factors<AdapterMatrix> {
                 let [outer, inner] = [w1, w2].map(|w| w.sizes(AdapterMatrix::sizes));
                 array::from_fn(|axis| outer[axis] * inner[axis])
             }
+            Self::Norm { weight, .. } => weight.sizes(),
         }
     }
 
@@ -270,10 +293,25 @@ impl Factors<AdapterMatrix> {
                 let (outer, inner) = (w1.row(index / inner_rows), w2.row(index % inner_rows));
                 outer.iter().flat_map(|a| inner.iter().map(move |b| a * b)).collect()
             }
+            Self::Norm { weight, .. } => vec![f64::from(weight.values[index])],
         }
     }
 
-    /// What is added to the weight times a vector, without the scale and without the matrix that is added.
+    /// Whether something is added to a bias.
+    pub fn has_bias(&self) -> bool {
+        matches!(self, Self::Norm { bias: Some(_), .. })
+    }
+
+    /// A number of what is added to the bias.
+    pub fn of_bias(&self, index: usize) -> f64 {
+        match self {
+            Self::Norm { bias: Some(bias), .. } => f64::from(bias.values[index]),
+            _ => 0.0,
+        }
+    }
+
+    /// What is added to the weight times a vector, without the scale and without the matrix that is added; of a norm, with
+    /// what is added to the bias.
     pub fn apply(&self, x: &[f64]) -> Vec<f64> {
         match self {
             Self::Lora { down, up } => up.apply(&down.apply(x)),
@@ -303,6 +341,10 @@ impl Factors<AdapterMatrix> {
                     pairs.map(|(w, group)| f64::from(*w) * group[o % inner.rows]).sum()
                 };
                 (0..outer.rows * inner.rows).map(number).collect()
+            }
+            Self::Norm { weight, .. } => {
+                let sums = weight.apply(x).into_iter().enumerate();
+                sums.map(|(index, sum)| sum + self.of_bias(index)).collect()
             }
         }
     }

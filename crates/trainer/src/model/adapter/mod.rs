@@ -1,4 +1,5 @@
-//! Adapters (LoRA, DoRA, LoHa, LoKr): small trained matrices beside frozen ones; or a full fine-tune of all weights.
+//! Adapters (LoRA, DoRA, LoHa, LoKr): small trained matrices beside frozen ones, perhaps with vectors beside the weights
+//! of norms; or a full fine-tune of all weights.
 //! Which layers get one is decided by name while the model is built; a model's own code knows nothing
 //! of them.
 
@@ -53,6 +54,12 @@ pub struct Adapters {
     pub unused: Vec<String>,
     /// Layers that a target names but `exclude` removes.
     excluded: Vec<String>,
+    /// Whether norms are trained beside the layers.
+    trains_norms: bool,
+    /// Norms among `layers`.
+    n_norms: usize,
+    /// Norms that `exclude` removes.
+    excluded_norms: Vec<String>,
     /// All other layers that could have one, in the order of the model.
     modules: Vec<String>,
     /// A frozen one, which acts in training alone.
@@ -167,7 +174,12 @@ impl LayerWeights {
 
     /// Whether it adds nothing to the layer.
     pub fn is_zero(&self) -> bool {
-        self.factors.all().any(|matrix| matrix.values.iter().all(|value| *value == 0.0))
+        let is_zero = |matrix: &AdapterMatrix| matrix.values.iter().all(|value| *value == 0.0);
+        match &self.factors {
+            // The others are zero where one of their matrices is.
+            Factors::Norm { .. } => self.factors.all().all(is_zero),
+            factors => factors.all().any(is_zero),
+        }
     }
 
     /// Whether all of its values are finite.
@@ -294,9 +306,18 @@ impl Adapters {
             rate_factors: Vec::new(),
             unused,
             excluded: left_out,
+            trains_norms: false,
+            n_norms: 0,
+            excluded_norms: Vec::new(),
             modules,
             training: None,
         }
+    }
+
+    /// The same with norms trained beside the layers, if they are.
+    #[must_use]
+    pub fn with_norms(self, trains_norms: bool) -> Self {
+        Self { trains_norms, ..self }
     }
 
     /// Adds a frozen adapter that acts in training alone.
@@ -369,8 +390,8 @@ impl Adapters {
         let made = device.with_tag(Tag::Parameters, || match &self.init {
             AdapterInit::RandomInit { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.matches_module(module));
-                // Counts excluded layers too, so that the others are initialised the same without them.
-                let index = (self.layers.len() + self.excluded.len()) as u64;
+                // Counts excluded layers too, so that the others are initialised the same without them; and no norms.
+                let index = (self.layers.len() + self.excluded.len() - self.n_norms) as u64;
                 let sequence = InitSequence { seed: *seed, layer: index };
                 target
                     .map(|target| {
@@ -380,6 +401,7 @@ impl Adapters {
             }
             AdapterInit::Loaded(given) => given
                 .get(module)
+                .filter(|given| !given.factors.is_norm())
                 .map(|given| AdapterTensors::loaded(device, given, weight, sizes))
                 .transpose(),
             AdapterInit::Full { .. } => Ok(None),
@@ -407,6 +429,49 @@ impl Adapters {
         self.set_rates(&layer, rate_factors);
         self.layers.push(layer);
         Ok(Some(LayerAdapter { factors, scale: alpha / rank as f32, dropout, magnitude }))
+    }
+
+    /// Gives a norm of this width what is added to its weight, and to its bias if it has one, if that is trained or
+    /// loaded.
+    pub(super) fn attach_norm(
+        &mut self,
+        device: &Device,
+        module: &str,
+        width: usize,
+        part: NormPart,
+    ) -> Result<Option<NormKeys>> {
+        let zeros = || Ok::<_, TrainerError>(device.zeros([width], Dtype::F32)?);
+        let made = device.with_tag(Tag::Parameters, || match &self.init {
+            AdapterInit::RandomInit { exclude, .. } if self.trains_norms => {
+                let names = |name: &str| exclude.iter().any(|pattern| name_matches(pattern, name));
+                if names(module) || part.is_unused && exclude.iter().any(|name| name == UNUSED) {
+                    return Ok(None);
+                }
+                let bias = part.has_bias.then(zeros).transpose()?;
+                Ok(Some(Factors::Norm { weight: zeros()?, bias }))
+            }
+            AdapterInit::Loaded(given) => given
+                .get(module)
+                .filter(|given| given.factors.is_norm())
+                .map(|given| given.factors.try_map(|it| device.upload([width], &it.values)))
+                .transpose()
+                .map_err(TrainerError::from),
+            AdapterInit::RandomInit { .. } | AdapterInit::Full { .. } => Ok(None),
+        })?;
+        let Some(factors) = made else {
+            self.excluded_norms.extend(self.trains_norms.then(|| module.to_owned()));
+            return Ok(None);
+        };
+        self.n_norms += 1;
+        if part.is_unused {
+            self.unused.push(module.into());
+        }
+        let factors = factors.map(|vector| self.params.add(vector.clone()));
+        let Factors::Norm { weight, bias } = factors else { unreachable!("a norm's own form") };
+        let module = module.to_owned();
+        let (encoder, magnitude) = (None, None);
+        self.layers.push(AdaptedLayer { encoder, module, rank: 1, alpha: 1.0, factors, magnitude });
+        Ok(Some(NormKeys { weight, bias }))
     }
 
     fn set_rates(&mut self, layer: &AdaptedLayer, [all, of_up]: [f32; 2]) {
@@ -452,8 +517,27 @@ impl Adapters {
 
     /// Layers that a target names.
     fn targeted(&self) -> impl Iterator<Item = &String> {
-        let own = self.layers.iter().filter(|layer| layer.encoder.is_none());
+        let is_targeted =
+            |layer: &&AdaptedLayer| layer.encoder.is_none() && !layer.factors.is_norm();
+        let own = self.layers.iter().filter(is_targeted);
         own.map(|layer| &layer.module).chain(&self.excluded)
+    }
+
+    /// Norms that have weights.
+    fn norms(&self) -> impl Iterator<Item = &String> {
+        let own = self.layers.iter().filter(|layer| layer.factors.is_norm());
+        own.map(|layer| &layer.module).chain(&self.excluded_norms)
+    }
+
+    /// Checks that there are norms, if they are to be trained.
+    fn check_has_norms(&self) -> Result<()> {
+        if !self.trains_norms || self.norms().next().is_some() {
+            return Ok(());
+        }
+        Err(TrainerError::Request {
+            problem: "adapter.train_norm is true, and no norm of this model has weights".into(),
+            hint: "leave it out: Stable Diffusion 3 medium has such norms nowhere, 3.5 and others do",
+        })
     }
 
     fn is_used(&self, pattern: &str) -> bool {
@@ -467,17 +551,15 @@ impl Adapters {
         let unused: Vec<&str> = match &self.init {
             AdapterInit::RandomInit { targets, exclude, .. } => {
                 self.check_targets(targets, "adapter.targets")?;
+                self.check_has_norms()?;
+                let all: Vec<&String> = self.targeted().chain(self.norms()).collect();
+                let is_used = |pattern: &str| all.iter().any(|layer| name_matches(pattern, layer));
                 let mut exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
-                let Some(pattern) = exclude.find(|pattern| !self.is_used(pattern)) else {
+                let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else {
                     return Ok(());
                 };
-                let (none, layers) = ("no layer that a target names", self.targeted());
-                return Err(no_layer(
-                    pattern,
-                    "adapter.exclude",
-                    none,
-                    &layers.collect::<Vec<_>>(),
-                ));
+                let none = "no layer that a target names";
+                return Err(no_layer(pattern, "adapter.exclude", none, &all));
             }
             AdapterInit::Loaded(given) => {
                 given.keys().map(String::as_str).filter(|m| !has(m)).collect()
@@ -492,6 +574,22 @@ impl Adapters {
             }),
         }
     }
+}
+
+/// What a norm is.
+#[derive(Clone, Copy)]
+pub(super) struct NormPart {
+    /// Whether it has a bias too.
+    pub has_bias: bool,
+    /// Whether nothing depends on it.
+    pub is_unused: bool,
+}
+
+/// What is added to a norm's weight and bias.
+#[derive(Clone, Copy)]
+pub(super) struct NormKeys {
+    pub weight: ParamKey,
+    pub bias: Option<ParamKey>,
 }
 
 /// Layer names that an error lists. Chosen: all of one block of every known model.

@@ -7,6 +7,7 @@
 //! | kohya | `lora_unet_<original layer, dots as _>.lora_down.weight`; `.alpha` |
 //! | ComfyUI | `diffusion_model.<original layer>.lora_down.weight`; `.alpha` or none; FLUX.2: `.lora_A.weight` |
 //! | `OneTrainer`, `LyCORIS` | `lora_transformer_<layer>`, `lycoris_<layer>`, dots as _ |
+//! | the same, of a norm | `<any of these stems>.w_norm`, `.b_norm`; ComfyUI: also `.diff`, `.diff_b` |
 //! | `XLabs` | `double_blocks.0.processor.qkv_lora1.down.weight`; no alpha |
 //!
 //! Text encoders are `text_encoder_2.` in diffusers, `lora_te2_` in kohya's files and `text_encoders.clip_g.transformer.`
@@ -41,6 +42,9 @@ pub(super) const MAGNITUDE_SUFFIXES: [&str; 4] = [
     ".lora_magnitude_vector.default.weight",
     ".dora_scale",
 ];
+
+/// What ComfyUI's files may call what is added to a weight and a bias, besides `LyCORIS`' names of it for norms.
+pub(super) const DIFF: [&str; 2] = ["diff", "diff_b"];
 
 /// Prefix of CLIP's layers, which newer transformers leave out.
 pub(crate) const CLIP_PREFIX: &str = "text_model.";

@@ -2,7 +2,7 @@
 //! that another program gives it. A tensor that no layer claims is an error, since an image sampled
 //! with half an adapter is silently wrong. `names.rs` has the names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -11,8 +11,8 @@ use weights::load::load_f32;
 use weights::{Catalog, TensorInfo};
 
 use super::LayerWeights;
-use super::factors::{AdapterMatrix, Factors, HADA, LOKR, LokrFactor};
-use super::names::{EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
+use super::factors::{AdapterMatrix, Factors, HADA, LOKR, LokrFactor, NORM};
+use super::names::{DIFF, EncoderNames, LORA_SUFFIXES, MAGNITUDE_SUFFIXES, original_stems, stems};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::Fingerprint;
 use crate::model::build::{TensorRole, TensorSpec};
@@ -42,12 +42,14 @@ impl Component {
     }
 }
 
-/// A linear layer of a model, to look up in a file.
+/// A linear layer or a norm of a model, to look up in a file.
 #[derive(Clone, Debug)]
 pub struct TargetModule {
     name: String,
-    /// [out, in]
+    /// [out, in]; of a norm [d, 1].
     sizes: [usize; 2],
+    /// Of a norm, whether it has a bias.
+    norm: Option<bool>,
     /// Where it lies in the layouts of other programs, the original one first.
     layouts: Vec<Vec<TensorPiece>>,
 }
@@ -63,9 +65,34 @@ impl TargetModule {
             let name = want.name.strip_suffix(".weight")?;
             let is_layer = want.role != TensorRole::Vector && !name.ends_with("embedding");
             let layouts = layouts(name);
-            is_layer.then(|| Self { name: name.into(), sizes: [outputs, inputs], layouts })
+            let (name, sizes) = (name.into(), [outputs, inputs]);
+            is_layer.then_some(Self { name, sizes, norm: None, layouts })
         };
         wants.iter().filter_map(module).collect()
+    }
+
+    /// Its name, if it is a norm.
+    pub fn into_norm(self) -> Option<String> {
+        self.norm.map(|_| self.name)
+    }
+
+    /// The same with the norms.
+    pub fn with_norms(
+        wants: &[TensorSpec],
+        layouts: impl Fn(&str) -> Vec<Vec<TensorPiece>>,
+    ) -> Vec<Self> {
+        let biases: HashSet<&str> =
+            wants.iter().filter_map(|want| want.name.strip_suffix(".bias")).collect();
+        let norm = |want: &TensorSpec| {
+            let &[width] = want.shape.sizes() else { return None };
+            let name = want.name.strip_suffix(".weight")?;
+            let norm = Some(biases.contains(name));
+            let is_norm = want.role == TensorRole::Vector;
+            let layouts = layouts(name);
+            is_norm.then(|| Self { name: name.into(), sizes: [width, 1], norm, layouts })
+        };
+        let norms: Vec<Self> = wants.iter().filter_map(norm).collect();
+        Self::from_specs(wants, layouts).into_iter().chain(norms).collect()
     }
 }
 
@@ -166,6 +193,14 @@ impl AdapterFile {
         });
         for (stem, pieces) in own.chain(theirs) {
             let place = LayerPlace { component, module, stem, pieces };
+            if let Some(has_bias) = module.norm {
+                for names in [NORM, DIFF] {
+                    if self.has(&place, names[0]) {
+                        return self.read_norm(&place, names, has_bias).map(Some);
+                    }
+                }
+                continue;
+            }
             for [down, up] in LORA_SUFFIXES {
                 let names = [down, up].map(|ending| format!("{}{ending}", place.stem));
                 if self.catalog.find(&names[0]).is_ok() {
@@ -255,6 +290,33 @@ impl AdapterFile {
         let rank = rank.unwrap_or(1);
         let factors = Factors::Lokr { w1, w2 };
         Ok(LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude: None })
+    }
+
+    /// What is added to a norm. PEFT's files have the sum beside it, which is not needed.
+    fn read_norm(
+        &mut self,
+        place: &LayerPlace<'_>,
+        [weight, bias]: [&str; 2],
+        has_bias: bool,
+    ) -> Result<LayerWeights> {
+        let (stem, width) = (&place.stem, place.module.sizes[0]);
+        let is_biased = has_bias && self.has(place, bias);
+        let mut vector = |name: &str| {
+            let found = self.matrix(&format!("{stem}.{name}"))?;
+            let n = found.values.len();
+            if n == width {
+                return Ok(AdapterMatrix::new(place.module.sizes, found.values));
+            }
+            Err(self.wrong(format!("{stem}.{name} has {n} values, the norm needs {width}")))
+        };
+        let weight = vector(weight)?;
+        let bias = match is_biased.then(|| vector(bias)).transpose()? {
+            None if has_bias => Some(AdapterMatrix::new(weight.sizes(), vec![0.0; weight.rows])),
+            found => found,
+        };
+        self.claimed.extend(["weight", "bias"].map(|end| format!("{stem}.{end}")));
+        let factors = Factors::Norm { weight, bias };
+        Ok(LayerWeights { rank: 1, alpha: 1.0, factors, magnitude: None })
     }
 
     /// A factor, whole or of low rank.
@@ -514,7 +576,7 @@ fn without_zero_rank(given: LayerWeights) -> LayerWeights {
     let ups: Vec<&AdapterMatrix> = match &given.factors {
         Factors::Lora { up, .. } => vec![up],
         Factors::Loha { w1: [a, _], w2: [c, _] } => vec![a, c],
-        Factors::Lokr { .. } => return given,
+        Factors::Lokr { .. } | Factors::Norm { .. } => return given,
     };
     let is_used = |index: &usize| {
         ups.iter().any(|up| up.values.iter().skip(*index).step_by(up.columns).any(|v| *v != 0.0))
@@ -530,7 +592,7 @@ fn without_zero_rank(given: LayerWeights) -> LayerWeights {
         Factors::Loha { w1: [a, b], w2: [c, d] } => {
             Factors::Loha { w1: [up(a), down(b)], w2: [up(c), down(d)] }
         }
-        other @ Factors::Lokr { .. } => other.clone(),
+        other @ (Factors::Lokr { .. } | Factors::Norm { .. }) => other.clone(),
     };
     let rank = used.len();
     LayerWeights { rank, alpha: scale * rank as f32, factors, magnitude: given.magnitude }

@@ -98,7 +98,7 @@ impl TrainingAdapter {
 fn matrices(given: &LayerWeights) -> Option<[&AdapterMatrix; 2]> {
     match &given.factors {
         Factors::Lora { down, up } => Some([down, up]),
-        Factors::Loha { .. } | Factors::Lokr { .. } => None,
+        Factors::Loha { .. } | Factors::Lokr { .. } | Factors::Norm { .. } => None,
     }
 }
 
@@ -106,8 +106,7 @@ fn matrices(given: &LayerWeights) -> Option<[&AdapterMatrix; 2]> {
 fn other_kind(given: &LayerWeights) -> Option<&'static str> {
     match &given.factors {
         Factors::Lora { .. } => given.magnitude.is_some().then_some("DoRA"),
-        Factors::Loha { .. } => Some("LoHa"),
-        Factors::Lokr { .. } => Some("LoKr"),
+        other => Some(other.form_name()),
     }
 }
 

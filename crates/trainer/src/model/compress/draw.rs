@@ -10,7 +10,7 @@ use super::selection::CausalRule;
 use super::{CompressorTraining, Estimator, Selector};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, ModelTensor, NormTensor};
 
 /// Temperature of the softmax that keys are compared in. Chosen: the order is the same at any; at this one the smallest
 /// key is far from zero.
@@ -18,7 +18,7 @@ const KEY_TEMPERATURE: f32 = 8.0;
 
 /// One logit for each position, from the encoder's states.
 pub(super) struct Policy {
-    norm: ModelTensor,
+    norm: NormTensor,
     hidden: LinearLayer,
     /// [1, D]
     out: ModelTensor,
@@ -66,7 +66,7 @@ impl Policy {
 
     /// [S, N, D] to [S, N, 1], f32.
     pub fn logits(&self, tape: &Tape<'_>, states: &Var) -> Result<Var> {
-        let x = tape.rms_norm(states, Some(&self.norm.var(tape)), 1e-5)?;
+        let x = tape.rms_norm(states, Some(&self.norm.var(tape)?), 1e-5)?;
         let x = self.hidden.forward_activated(tape, &x, Activation::Silu)?;
         let x = tape.convert(&x, Dtype::F32)?;
         Ok(tape.linear(&x, Linear::new(&self.out.var(tape)))?)

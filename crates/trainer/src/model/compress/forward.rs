@@ -17,7 +17,7 @@ use super::selection::Selection;
 use super::{CompressorConfig, CompressorMode, CompressorTraining, Selector};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, ModelTensor, NormTensor};
 use crate::model::llama::{BlockInputs, LlamaBlock, run_blocks};
 use crate::model::recompute::Recompute;
 
@@ -30,12 +30,12 @@ pub struct Compressor {
     pub(super) encoder: Vec<LlamaBlock>,
     pub(super) policy: Option<Policy>,
     /// Of the prediction that the encoder alone makes.
-    pub(super) early_norm: ModelTensor,
+    pub(super) early_norm: NormTensor,
     pub(super) trunk: Trunk,
     pub(super) decoder: Vec<LlamaBlock>,
-    pub(super) norm: ModelTensor,
+    pub(super) norm: NormTensor,
     /// Of the prediction of kept tokens, where texts are reconstructed.
-    pub(super) kept_norm: Option<ModelTensor>,
+    pub(super) kept_norm: Option<NormTensor>,
     /// What the policy did since it was last asked.
     policy_sums: Mutex<PolicySums>,
 }
@@ -43,7 +43,7 @@ pub struct Compressor {
 pub(super) struct Trunk {
     pub in_proj: LinearLayer,
     pub blocks: Vec<LlamaBlock>,
-    pub norm: ModelTensor,
+    pub norm: NormTensor,
     pub out_proj: LinearLayer,
 }
 
@@ -328,8 +328,8 @@ impl Compressor {
         Ok(ExitLoss { mean, rows: LossRows::OnDevice(rows) })
     }
 
-    pub(super) fn normed(&self, tape: &Tape<'_>, x: &Var, norm: &ModelTensor) -> Result<Var> {
-        Ok(tape.rms_norm(x, Some(&norm.var(tape)), self.config.trunk.rms_norm_eps)?)
+    pub(super) fn normed(&self, tape: &Tape<'_>, x: &Var, norm: &NormTensor) -> Result<Var> {
+        Ok(tape.rms_norm(x, Some(&norm.var(tape)?), self.config.trunk.rms_norm_eps)?)
     }
 }
 

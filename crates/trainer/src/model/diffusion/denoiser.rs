@@ -425,6 +425,12 @@ impl DenoiserConfig {
         dispatch!(Self, self, config => config.original_module(module))
     }
 
+    /// What the original layout calls a norm whose vector is a weight there too; FLUX has a `scale`.
+    pub fn original_norm(&self, module: &str) -> Option<String> {
+        let pieces = (self.original("").pieces)(&format!("{module}.weight"));
+        pieces.first()?.key.strip_suffix(".weight").map(str::to_owned)
+    }
+
     /// Where a layer lies in adapters, the original layout first.
     pub fn adapter_layouts(&self, module: &str) -> Vec<Vec<TensorPiece>> {
         let other = dispatch!(Self, self, config => config.other_module(module));

@@ -12,7 +12,7 @@ use compute::{BlockSwap, Tape, Tensor, Var};
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::Recompute;
 
 /// Of every norm.
@@ -341,7 +341,7 @@ pub fn joint_heads(
     let mut projected = Vec::with_capacity(streams.len());
     for (layers, h, options) in streams {
         let heads = layers.project(tape, h, index, *options)?;
-        projected.push((heads, layers.norm(tape, index)));
+        projected.push((heads, layers.norm(tape, index)?));
     }
     let parts = streams.iter().zip(&projected);
     let parts: Vec<_> = parts
@@ -387,7 +387,7 @@ pub struct JointStream<'a> {
 /// Queries, keys and values of one stream.
 pub struct QkvProjections {
     layers: [LinearLayer; 3],
-    norms: Option<[ModelTensor; 2]>,
+    norms: Option<[NormTensor; 2]>,
     n_heads: usize,
     d_head: usize,
 }
@@ -427,7 +427,7 @@ impl QkvProjections {
         options: QkvOptions<'_>,
     ) -> compute::Result<Var> {
         let y = self.project(tape, x, index, options)?;
-        let norm = self.norm(tape, index);
+        let norm = self.norm(tape, index)?;
         tape.qk_norm_rope(&y, self.heads(index, norm.as_ref(), options))
     }
 
@@ -444,8 +444,9 @@ impl QkvProjections {
     }
 
     /// The weight of the norm; values have none.
-    fn norm(&self, tape: &Tape<'_>, index: usize) -> Option<Var> {
-        Some(self.norms.as_ref()?.get(index)?.var(tape))
+    fn norm(&self, tape: &Tape<'_>, index: usize) -> compute::Result<Option<Var>> {
+        let norm = self.norms.as_ref().and_then(|norms| norms.get(index));
+        norm.map(|norm| norm.var(tape)).transpose()
     }
 
     /// What is done to the heads. Values are neither normed nor rotated.

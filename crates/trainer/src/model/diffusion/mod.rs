@@ -138,11 +138,11 @@ impl Pipeline {
         self.training_adapter.as_ref()
     }
 
-    /// The layers of the transformer that an adapter can be for.
+    /// The layers and norms of the transformer that an adapter can be for.
     fn target_modules(&self) -> Result<Vec<TargetModule>> {
         let config = &self.transformer.config;
         let layouts = |module: &str| config.adapter_layouts(module);
-        Ok(TargetModule::from_specs(&config.tensor_specs()?, layouts))
+        Ok(TargetModule::with_norms(&config.tensor_specs()?, layouts))
     }
 
     /// What is known of all models like this one.

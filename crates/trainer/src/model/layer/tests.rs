@@ -8,12 +8,19 @@ use weights::Catalog;
 use weights::load::load_f32;
 
 use super::*;
-use crate::model::adapter::Adapters;
 use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::{Adapters, NormPart};
 use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::host::{relative_error, to_vec};
 
 const MODULES: [&str; 2] = ["first", "second"];
+const TENSORS: [(&str, TensorRole); 5] = [
+    ("first.weight", TensorRole::Matrix),
+    ("norm.weight", TensorRole::Vector),
+    ("norm.bias", TensorRole::Vector),
+    ("rms.weight", TensorRole::Vector),
+    ("second.weight", TensorRole::Matrix),
+];
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/adapters")
@@ -44,12 +51,12 @@ impl Reference {
 
     /// The two layers with an adapter from a file.
     fn layers(&self, path: &Path, adapters: &mut Adapters) -> [LinearLayer; 2] {
-        let specs = MODULES.map(|module| {
-            let (shape, _) = self.values(&format!("base.{module}.weight"));
-            let (name, role) = (format!("{module}.weight"), TensorRole::Matrix);
-            TensorSpec { name, shape, role, block: None }
-        });
-        let modules = TargetModule::from_specs(&specs, |_| Vec::new());
+        let spec = |(name, role): (&str, TensorRole)| {
+            let (shape, _) = self.values(&format!("base.{name}"));
+            TensorSpec { name: name.into(), shape, role, block: None }
+        };
+        let specs = TENSORS.map(spec);
+        let modules = TargetModule::with_norms(&specs, |_| Vec::new());
         let mut file = AdapterFile::open(path).unwrap();
         *adapters = Adapters::loaded(file.take(Component::Transformer, None, &modules).unwrap());
         file.check_all_taken().unwrap();
@@ -69,6 +76,19 @@ impl Reference {
         })
     }
 
+    /// The norm of this name with what a file adds to it, if it adds something.
+    fn norm(&self, adapters: &mut Adapters, module: &str, has_bias: bool) -> Vec<NormTensor> {
+        let part = NormPart { has_bias, is_unused: false };
+        let keys = adapters.attach_norm(&self.device, module, 40, part).unwrap().unwrap();
+        let added = [Some(keys.weight), keys.bias];
+        let all = ["weight", "bias"].into_iter().zip(added).take(1 + usize::from(has_bias));
+        all.map(|(end, added)| {
+            let own = Var::from(self.tensor(&format!("base.{module}.{end}")));
+            NormTensor { tensor: ModelTensor::Frozen(own), added }
+        })
+        .collect()
+    }
+
     fn compare(&self, name: &str, ours: &[f32]) {
         let apart = relative_error(&self.values(name).1, ours);
         assert!(apart < 2e-5, "{name} differs by {apart:e}");
@@ -81,9 +101,23 @@ fn check(case: &str, prefix: &str, lora: [&'static str; 2]) {
     let path = golden().join(case);
     let path = if path.is_dir() { path } else { path.with_extension("safetensors") };
     let [first, second] = reference.layers(&path, &mut adapters);
+    let norms = case.ends_with("norm").then(|| {
+        let before = reference.norm(&mut adapters, "norm", true);
+        (before, reference.norm(&mut adapters, "rms", false))
+    });
     let tape = Tape::training(&reference.device, &adapters.params, 0);
     let x = tape.leaf(reference.tensor("x"));
-    let inner = first.forward_activated(&tape, &x, Activation::Silu).unwrap();
+    let inner = match &norms {
+        None => first.forward_activated(&tape, &x, Activation::Silu).unwrap(),
+        Some((before, after)) => {
+            let var = |norm: &NormTensor| norm.var(&tape).unwrap();
+            let (weight, bias) = (var(&before[0]), var(&before[1]));
+            let inner = first.forward(&tape, &x).unwrap();
+            let inner = tape.layer_norm(&inner, Some(&weight), Some(&bias), 1e-5).unwrap();
+            let inner = tape.activate(&inner, Activation::Silu).unwrap();
+            tape.rms_norm(&inner, Some(&var(&after[0])), 1e-6).unwrap()
+        }
+    };
     let y = second.forward(&tape, &inner).unwrap();
     reference.compare(&format!("{case}.out"), &to_vec(y.tensor()).unwrap());
     let mut gradients = Gradients::default();
@@ -108,6 +142,7 @@ fn adapters_of_lycoris() {
         "lycoris_lokr_both",
         "lycoris_lokr_full",
         "lycoris_lora_rs",
+        "lycoris_norm",
     ] {
         check(case, "lycoris_", ["lora_down.weight", "lora_up.weight"]);
     }

@@ -11,7 +11,7 @@ use super::inputs::BlockInputs;
 use super::projections::Projections;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 
 /// Attention and a feed-forward, each with a residual connection.
 pub struct LlamaBlock {
@@ -41,7 +41,7 @@ enum BlockFeedForward {
 
 /// The weight of a norm.
 pub(super) struct NormWeight {
-    weight: ModelTensor,
+    weight: NormTensor,
     /// Of Gemma, which multiplies by one more than the weight.
     ones: Option<Var>,
 }
@@ -63,7 +63,7 @@ impl NormWeight {
 
     /// What it multiplies by.
     pub(super) fn var(&self, tape: &Tape<'_>) -> compute::Result<Var> {
-        let weight = self.weight.var(tape);
+        let weight = self.weight.var(tape)?;
         self.ones.as_ref().map_or(Ok(weight.clone()), |ones| tape.add(&weight, ones))
     }
 }

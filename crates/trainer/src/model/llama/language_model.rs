@@ -166,7 +166,7 @@ impl LanguageModel {
 
     /// The same from an open file.
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
-        let modules = TargetModule::from_specs(&self.tensor_specs()?, |_| Vec::new());
+        let modules = TargetModule::with_norms(&self.tensor_specs()?, |_| Vec::new());
         self.adapter = file.take(Component::Language, None, &modules)?;
         file.check_all_taken()
     }

@@ -24,10 +24,10 @@ use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, EventSink, Phase, RunEnd, Warning, WarningKind};
-use crate::export::check_form;
 use crate::export::fuse::{check_dora, check_lokr};
 use crate::export::{ExportedFile, export};
-use crate::model::adapter::read::AdapterFile;
+use crate::export::{check_form, check_norms};
+use crate::model::adapter::read::{AdapterFile, TargetModule};
 use crate::model::adapter::{AdapterForm, AdapterFormat};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
@@ -110,6 +110,12 @@ fn check_formats(config: &RunConfig, pipeline: &Pipeline) -> Result<()> {
     let specs = base.tensor_specs()?;
     let modules = specs.iter().filter_map(|spec| spec.name.strip_suffix(".weight"));
     let adapted = modules.filter(|module| config.adapter.names(module));
+    if config.adapter.trains_norms {
+        let norms = TargetModule::with_norms(&specs, |_| Vec::new()).into_iter();
+        let mut norms = norms.filter_map(TargetModule::into_norm);
+        let are_weights = norms.all(|norm| base.original_norm(&norm).is_some());
+        formats.iter().try_for_each(|format| check_norms(*format, are_weights))?;
+    }
     let original = |module: &str| base.original_module(module);
     match target.form {
         AdapterForm::Dora if has(&[AdapterFormat::Kohya, AdapterFormat::Comfyui]) => {

@@ -11,7 +11,7 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::joint::{
     EPSILON, JointBlockConfig, QkvOptions, QkvProjections, joint_heads, split_features,
 };
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::{BlockRun, Recompute};
 
 /// The sizes of a block.
@@ -183,8 +183,8 @@ impl GatedFeedForward {
 /// A single-stream block: attention and feed-forward in parallel, with one layer before both and one after both.
 pub struct Flux2SingleBlock {
     before: LinearLayer,
-    q_norm: ModelTensor,
-    k_norm: ModelTensor,
+    q_norm: NormTensor,
+    k_norm: NormTensor,
     after: LinearLayer,
     config: Flux2BlockConfig,
 }
@@ -237,8 +237,8 @@ impl Flux2SingleBlock {
         let JointBlockConfig { n_heads, d_head, .. } = self.config.joint;
         let (d, ratio) = (self.config.width(), self.config.mlp_ratio);
         let part = |first, n| split_features(tape, &all, d, first..first + n);
-        let turned = |x: Var, norm: &ModelTensor| {
-            let norm = norm.var(tape);
+        let turned = |x: Var, norm: &NormTensor| {
+            let norm = norm.var(tape)?;
             let rope = Some(Rope { table, pairs: RopePairs::Interleaved });
             tape.qk_norm_rope(&x, QkNormRope { n_heads, norm: Some((&norm, EPSILON)), rope })
         };

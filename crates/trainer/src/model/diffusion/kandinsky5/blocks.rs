@@ -8,7 +8,7 @@ use compute::{Tape, Tensor, Var};
 use super::Kandinsky5Config;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::{BlockRun, Recompute};
 
 /// Of every layer norm.
@@ -163,8 +163,8 @@ struct AttentionLayers {
     key: LinearLayer,
     value: LinearLayer,
     out: LinearLayer,
-    query_norm: ModelTensor,
-    key_norm: ModelTensor,
+    query_norm: NormTensor,
+    key_norm: NormTensor,
     n_heads: usize,
     d_head: usize,
 }
@@ -203,8 +203,8 @@ impl AttentionLayers {
         AttentionOptions { rope, key_lengths, recomputes_queries }: AttentionOptions<'_>,
     ) -> compute::Result<Var> {
         let rope = rope.map(|table| Rope { table, pairs: RopePairs::Interleaved });
-        let heads = |y: &Var, norm: &ModelTensor| {
-            let norm = Some((&norm.var(tape), QK_EPSILON));
+        let heads = |y: &Var, norm: &NormTensor| {
+            let norm = Some((&norm.var(tape)?, QK_EPSILON));
             tape.qk_norm_rope(y, QkNormRope { n_heads: self.n_heads, norm, rope })
         };
         let q = self.query.forward_recomputed(tape, x, recomputes_queries)?;

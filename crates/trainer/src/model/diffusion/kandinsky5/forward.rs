@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::{BlockRun, Recompute};
 use crate::model::timestep::TimestepEmbedder;
 
@@ -165,7 +165,7 @@ impl DenoiserNetwork for Kandinsky5 {
 /// An embedding of the prompt: a linear layer, then a layer norm.
 struct TextEmbedder {
     layer: LinearLayer,
-    norm: [ModelTensor; 2],
+    norm: [NormTensor; 2],
 }
 
 impl TextEmbedder {
@@ -176,7 +176,8 @@ impl TextEmbedder {
 
     fn forward(&self, tape: &Tape<'_>, text: &Var) -> Result<Var> {
         let hidden = self.layer.forward(tape, text)?;
-        let [weight, bias] = self.norm.each_ref().map(|tensor| tensor.var(tape));
+        let [weight, bias] = &self.norm;
+        let (weight, bias) = (weight.var(tape)?, bias.var(tape)?);
         Ok(tape.layer_norm(&hidden, Some(&weight), Some(&bias), EPSILON)?)
     }
 }

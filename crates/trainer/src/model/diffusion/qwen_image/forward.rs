@@ -15,7 +15,7 @@ use crate::model::diffusion::joint::{
     EPSILON, JointBlock, JointBlockConfig, JointNames, JointPositions, JointStream, PromptUse,
     THETA, rotary_table,
 };
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 use crate::objective::flow::Timestep;
@@ -33,7 +33,7 @@ const NAMES: JointNames = JointNames {
 pub struct QwenImage {
     config: QwenImageConfig,
     patches: LinearLayer,
-    context_norm: ModelTensor,
+    context_norm: NormTensor,
     context: LinearLayer,
     timestep: TimestepEmbedder,
     blocks: Vec<JointBlock>,
@@ -82,7 +82,7 @@ impl QwenImage {
 
     /// The prompts' tokens: [S, C, D].
     fn embed_prompt(&self, tape: &Tape<'_>, prompt: &Var) -> Result<Var> {
-        let weight = self.context_norm.var(tape);
+        let weight = self.context_norm.var(tape)?;
         let normed = tape.rms_norm(prompt, Some(&weight), EPSILON)?;
         Ok(self.context.forward(tape, &normed)?)
     }

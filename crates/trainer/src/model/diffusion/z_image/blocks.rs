@@ -9,7 +9,7 @@ use compute::{Tape, Tensor, Var};
 use super::ZImageConfig;
 use crate::error::Result;
 use crate::model::build::ModelBuilder;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::recompute::{BlockRun, Recompute};
 
 /// Of the norms of queries and keys, whatever that of the others is.
@@ -29,12 +29,12 @@ pub struct ZImageBlock {
     /// The scale of attention's input, its gate, and those of the feed-forward.
     modulation: Option<LinearLayer>,
     /// Before attention and after it, before the feed-forward and after it.
-    norms: [ModelTensor; 4],
+    norms: [NormTensor; 4],
     q: LinearLayer,
     k: LinearLayer,
     v: LinearLayer,
-    q_norm: ModelTensor,
-    k_norm: ModelTensor,
+    q_norm: NormTensor,
+    k_norm: NormTensor,
     out: LinearLayer,
     gate: LinearLayer,
     up: LinearLayer,
@@ -136,10 +136,10 @@ impl ZImageBlock {
         &self,
         tape: &Tape<'_>,
         x: &Var,
-        norm: &ModelTensor,
+        norm: &NormTensor,
         scale: Option<(&Var, usize)>,
     ) -> compute::Result<Var> {
-        let h = tape.rms_norm(x, Some(&norm.var(tape)), self.epsilon)?;
+        let h = tape.rms_norm(x, Some(&norm.var(tape)?), self.epsilon)?;
         match scale {
             Some((vectors, index)) => tape.gated_add(&h, vectors.chunk(index), &h),
             None => Ok(h),
@@ -152,10 +152,10 @@ impl ZImageBlock {
         tape: &Tape<'_>,
         x: &Var,
         y: Var,
-        norm: &ModelTensor,
+        norm: &NormTensor,
         gate: Option<(&Var, usize)>,
     ) -> compute::Result<Var> {
-        let normed = tape.rms_norm(&y, Some(&norm.var(tape)), self.epsilon)?;
+        let normed = tape.rms_norm(&y, Some(&norm.var(tape)?), self.epsilon)?;
         drop(y);
         match gate {
             Some((gates, index)) => tape.gated_add(x, gates.chunk(index), &normed),
@@ -186,12 +186,12 @@ impl ZImageBlock {
         &self,
         tape: &Tape<'_>,
         y: &Var,
-        norm: &ModelTensor,
+        norm: &NormTensor,
         TokenPlaces { rope: table, .. }: &TokenPlaces,
     ) -> compute::Result<Var> {
         let shape = y.shape();
         let all = y.reshape([1, shape.rows(), shape.width()]);
-        let norm = norm.var(tape);
+        let norm = norm.var(tape)?;
         let (norm, rope) =
             (Some((&norm, QK_EPSILON)), Rope { table, pairs: RopePairs::Interleaved });
         let heads = QkNormRope { n_heads: self.n_heads, norm, rope: Some(rope) };

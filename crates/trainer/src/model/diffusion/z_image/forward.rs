@@ -16,7 +16,7 @@ use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::TOKENS;
 use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork, LatentPatches};
 use crate::model::diffusion::joint::rotary_table;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, ModelTensor, NormTensor};
 use crate::model::recompute::{BlockRun, Recompute};
 use crate::model::timestep::{EMBEDDING_DIM, TimestepEmbedder};
 use crate::objective::flow::Timestep;
@@ -36,7 +36,7 @@ pub struct ZImage {
     patches: LinearLayer,
     /// What images are filled up with, [1, D].
     image_filler: ModelTensor,
-    text_norm: ModelTensor,
+    text_norm: NormTensor,
     text: LinearLayer,
     /// What prompts are filled up with, [1, D].
     text_filler: ModelTensor,
@@ -110,7 +110,7 @@ impl ZImage {
 
     /// Prompts of these lengths as tokens [S, C, D].
     fn embed_text(&self, tape: &Tape<'_>, prompt: &Var, lengths: &[usize]) -> Result<Var> {
-        let weight = self.text_norm.var(tape);
+        let weight = self.text_norm.var(tape)?;
         let normed = tape.rms_norm(prompt, Some(&weight), self.config.norm_eps)?;
         let x = self.text.forward(tape, &normed)?;
         drop(normed);

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::Unsupported;
 use crate::model::files::CheckpointLayout;
-use crate::model::layer::{LinearLayer, ModelTensor};
+use crate::model::layer::{LinearLayer, NormTensor};
 use crate::model::tensor_piece::TensorPiece;
 
 /// `vision_config` of `config.json`. Defaults are those of transformers.
@@ -220,7 +220,7 @@ impl PatchEmbedding {
 
 /// A block: attention and a feed-forward, each with a residual connection.
 pub struct VisionBlock {
-    norms: [ModelTensor; 2],
+    norms: [NormTensor; 2],
     q: LinearLayer,
     k: LinearLayer,
     v: LinearLayer,
@@ -256,7 +256,7 @@ impl VisionBlock {
 
     /// x [1, P, D] to the same.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var, inputs: &VisionInputs) -> Computed<Var> {
-        let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)), EPSILON)?;
+        let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)?), EPSILON)?;
         let rotated = |x: &Var| {
             let rope = Some(Rope { table: &inputs.rope_table, pairs: RopePairs::HalfSplit });
             tape.qk_norm_rope(x, QkNormRope { n_heads: self.n_heads, norm: None, rope })
@@ -269,7 +269,7 @@ impl VisionBlock {
         drop((q, k, v));
         let x = self.out.forward_add(tape, &attended, x)?;
         drop(attended);
-        let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)), EPSILON)?;
+        let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)?), EPSILON)?;
         let (gate, up) = (self.gate.forward(tape, &h)?, self.up.forward(tape, &h)?);
         drop(h);
         let inner = tape.glu(&gate, &up, Activation::Silu)?;
@@ -304,7 +304,7 @@ impl VisionBlock {
 
 /// What comes after the blocks: a token of the language model for each square of patches.
 pub struct PatchMerger {
-    norm: ModelTensor,
+    norm: NormTensor,
     layers: [LinearLayer; 2],
     patches_per_token: usize,
 }
@@ -326,7 +326,7 @@ impl PatchMerger {
 
     /// x [1, P, D] to tokens of the language model, in the order of the patches.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
-        let h = tape.rms_norm(x, Some(&self.norm.var(tape)), EPSILON)?;
+        let h = tape.rms_norm(x, Some(&self.norm.var(tape)?), EPSILON)?;
         let (n, width) = (h.shape().sizes()[1], h.shape().width());
         let h = h.reshape([1, n / self.patches_per_token, width * self.patches_per_token]);
         let [first, second] = &self.layers;
