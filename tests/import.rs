@@ -92,6 +92,7 @@ fn ai_toolkit() {
 #[test]
 fn kohya() {
     check("kohya", "flux.sh", Some("FLUX.1-dev"));
+    check("kohya", "flux_layers.toml", Some("FLUX.1-dev"));
     check("kohya", "sd3.toml", Some("stable-diffusion-3.5-medium"));
 }
 

@@ -102,6 +102,11 @@ fn toml(value: &Value) -> String {
             let parts: Vec<_> = parts.iter().map(toml).collect();
             format!("[{}]", parts.join(", "))
         }
+        Value::Object(table) => {
+            let pairs: Vec<_> =
+                table.iter().map(|(key, value)| format!("{key} = {}", toml(value))).collect();
+            format!("{{ {} }}", pairs.join(", "))
+        }
         value => value.to_string(),
     }
 }

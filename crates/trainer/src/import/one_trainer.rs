@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::ForeignTrainer;
 use super::data_folder::{self, DatasetEntry};
 use super::error::ImportError;
-use super::family::{ForeignFamily, TRAINED};
+use super::family::{self, ForeignFamily, TRAINED};
 use super::foreign::ForeignConfig;
 use super::loss;
 use super::mapping::Mapping;
@@ -68,7 +68,7 @@ fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     optimizer(mapping)?;
     text_encoders(mapping, family, is_full)?;
     samples(mapping, family)?;
-    output(mapping, is_full)
+    output(mapping, family, is_full)
 }
 
 /// A transformer of its own stands beside the other parts of the base.
@@ -415,7 +415,7 @@ fn samples(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
     Ok(())
 }
 
-fn output(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
+fn output(mapping: &mut Mapping, family: ForeignFamily, is_full: bool) -> Result<(), ImportError> {
     let typed = mapping.config.text("workspace_dir")?;
     let path = mapping.places.written(typed.as_deref().unwrap_or("workspace/run"));
     mapping.set_or("output.folder", typed.map(|_| path.clone()), path, "workspace_dir");
@@ -446,9 +446,24 @@ fn output(mapping: &mut Mapping, is_full: bool) -> Result<(), ImportError> {
             vec![name],
             "output_model_format",
         );
+        tell_fused(mapping, family);
     }
     if mapping.config.flag("tensorboard")? == Some(true) {
         mapping.set("output.tensorboard", true, "tensorboard");
     }
     Ok(())
+}
+
+/// `needs_qkv_fusion` of OneTrainer's formats, and `fusion_groups` of its models.
+fn tell_fused(mapping: &mut Mapping, family: ForeignFamily) {
+    let from = "output_model_format";
+    let is_fused = mapping
+        .config
+        .peek(from)
+        .and_then(Value::as_str)
+        .is_some_and(|format| ["KOHYA_LORA", "ORIGINAL_LORA", "COMFY_LORA"].contains(&format));
+    let fuses = [ForeignFamily::Sd3, ForeignFamily::Flux, ForeignFamily::Flux2Klein];
+    if is_fused && fuses.contains(&family) {
+        family::tell_fused(mapping, from);
+    }
 }

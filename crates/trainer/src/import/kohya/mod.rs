@@ -4,6 +4,7 @@
 
 mod datasets;
 mod flags;
+mod layer_patterns;
 mod musubi;
 mod rules;
 mod sd_scripts;

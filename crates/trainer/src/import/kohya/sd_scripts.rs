@@ -10,7 +10,7 @@ use super::super::mapping::Mapping;
 use super::super::prompts::{GuidanceKind, SampleDefaults, SampleNumber};
 use super::super::text_encoders::{self, TrainedClip};
 use super::datasets::{self, Sections};
-use super::{DATASET, flags, timesteps};
+use super::{DATASET, flags, layer_patterns, timesteps};
 
 pub(super) fn map(mapping: &mut Mapping) -> Result<(), ImportError> {
     let program = mapping.config.text("program")?.unwrap_or_default();
@@ -191,7 +191,10 @@ fn network(mapping: &mut Mapping, family: ForeignFamily) -> Result<(), ImportErr
     }
     match targets[..] {
         ["kohya"] => mapping.set_default("adapter.targets", "kohya", "what kohya trains"),
-        _ => mapping.set("adapter.targets", targets, "network_args.train_blocks"),
+        _ => mapping.set("adapter.targets", targets.clone(), "network_args.train_blocks"),
+    }
+    if family == ForeignFamily::Flux {
+        layer_patterns::write(mapping, &targets)?;
     }
     Ok(())
 }
