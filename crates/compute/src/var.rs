@@ -78,6 +78,20 @@ impl Var {
         Self { grad_target, op, ..Self::from(self.tensor.reshape(shape)) }
     }
 
+    /// The same data as rows of another width; recomputed where this is.
+    ///
+    /// # Panics
+    /// If the number of elements is no multiple of it.
+    #[must_use]
+    pub fn in_rows(&self, width: usize) -> Self {
+        let shape = [self.shape().elements() / width.max(1), width];
+        let remat = self.remat.as_ref().map(|_| {
+            let (saved, needs) = self.to_saved();
+            Rc::new(Remat::new(needs, move |cx| Ok(saved.get(cx)?.into_shape(shape.into()))))
+        });
+        Self { remat, ..self.reshape(shape) }
+    }
+
     /// Its rows in fp8, which live as long as it does.
     pub(crate) fn fp8_rows(&self, cx: OpContext<'_>) -> Result<Fp8Rows> {
         if let Some(known) = self.fp8_rows.get() {

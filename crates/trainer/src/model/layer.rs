@@ -205,16 +205,22 @@ fn with_kronecker(
 ) -> Result<Var> {
     let plain = Linear { activation: Activation::None, is_remat: false, ..layer };
     let y = tape.linear(x, plain)?;
-    let [outputs, width] = w2.sizes(|w| [w.shape().rows(), w.shape().width()]);
-    let mixed = match w1 {
-        LokrFactor::Full(w1) => tape.mix_groups(x, w1, width, scale)?,
+    let [outputs, inputs] = w2.sizes(|w| [w.shape().rows(), w.shape().width()]);
+    let [to, from] = w1.sizes(|w| [w.shape().rows(), w.shape().width()]);
+    // Narrower groups are mixed sooner; what would be saved of more groups than there are outputs is made again.
+    let (groups, w2) = match w2 {
+        LokrFactor::Full(w2) => (x.clone(), w2),
         LokrFactor::LowRank([a, b]) => {
-            tape.mix_groups(&tape.mix_groups(x, b, width, scale)?, a, width, 1.0)?
+            let inner = Linear { is_remat: to < from, ..Linear::new(b) };
+            (tape.linear(&x.in_rows(inputs), inner)?, a)
         }
     };
-    let (mixed, w2) = match w2 {
-        LokrFactor::Full(w2) => (mixed, w2),
-        LokrFactor::LowRank([a, b]) => (tape.linear(&mixed, Linear::new(b))?, a),
+    let width = w2.shape().width();
+    let mixed = match w1 {
+        LokrFactor::Full(w1) => tape.mix_groups(&groups, w1, width, scale)?,
+        LokrFactor::LowRank([a, b]) => {
+            tape.mix_groups(&tape.mix_groups(&groups, b, width, scale)?, a, width, 1.0)?
+        }
     };
     let onto = y.reshape([mixed.shape().rows(), outputs]);
     let sum = tape.linear(&mixed, Linear { onto: Some(&onto), ..Linear::new(w2) })?;
