@@ -1,7 +1,7 @@
 //! Linear layers of a mixture of experts: rows of x [rows, in] in groups, each of which is multiplied by a weight of its own,
 //! frozen or trained, dense or quantised:
 //!
-//! y[r] = x[r]·Wᵀ for all rows r of a group with the weight W.
+//! `y[r] = x[r]·Wᵀ` for all rows r of a group with the weight W.
 //!
 //! Which rows a group has is data. Memory does not depend on it: x, y and gradients have as many rows however they are
 //! shared out, and the workspace is what one group with all rows takes. A matmul for each group that has rows; work is
