@@ -45,7 +45,7 @@ impl CaptionChoice {
     fn line(self, line: &str) -> CaptionLine {
         match self {
             Self::Wildcards => CaptionLine::parse(line),
-            Self::Whole | Self::Line => CaptionLine(vec![LinePart::Text(line.to_owned())]),
+            Self::Whole | Self::Line => CaptionLine(vec![CaptionPart::Text(line.to_owned())]),
         }
     }
 }
@@ -57,9 +57,9 @@ fn lines(caption: &str) -> Vec<&str> {
 }
 
 /// A line of a caption, cut at its wildcards.
-struct CaptionLine(Vec<LinePart>);
+struct CaptionLine(Vec<CaptionPart>);
 
-enum LinePart {
+enum CaptionPart {
     Text(String),
     /// At least one.
     Alternatives(Vec<String>),
@@ -79,19 +79,21 @@ impl CaptionLine {
                 at += 1;
                 continue;
             };
-            parts.push(LinePart::Text(std::mem::take(&mut text)));
+            parts.push(CaptionPart::Text(std::mem::take(&mut text)));
             let inner_text: String = inner.iter().map(|(letter, _)| letter).collect();
-            parts.push(LinePart::Alternatives(inner_text.split('|').map(str::to_owned).collect()));
+            parts.push(CaptionPart::Alternatives(
+                inner_text.split('|').map(str::to_owned).collect(),
+            ));
             at += inner.len() + 2;
         }
-        parts.push(LinePart::Text(text));
+        parts.push(CaptionPart::Text(text));
         Self(parts)
     }
 
     fn alternatives(&self) -> impl Iterator<Item = usize> {
         self.0.iter().filter_map(|part| match part {
-            LinePart::Text(_) => None,
-            LinePart::Alternatives(all) => Some(all.len()),
+            CaptionPart::Text(_) => None,
+            CaptionPart::Alternatives(all) => Some(all.len()),
         })
     }
 
@@ -105,12 +107,12 @@ impl CaptionLine {
         let (mut text, mut rest, mut wildcard) = (String::new(), choice, 0);
         for part in &self.0 {
             match part {
-                LinePart::Text(own) => text.push_str(own),
-                LinePart::Alternatives(all) if n_combinations <= MOST_CHOICES => {
+                CaptionPart::Text(own) => text.push_str(own),
+                CaptionPart::Alternatives(all) if n_combinations <= MOST_CHOICES => {
                     text.push_str(&all[rest % all.len()]);
                     rest /= all.len();
                 }
-                LinePart::Alternatives(all) => {
+                CaptionPart::Alternatives(all) => {
                     text.push_str(&all[spread(choice, wildcard, all.len())]);
                     wildcard += 1;
                 }
