@@ -4,40 +4,31 @@
 //! of them.
 
 pub mod factors;
+mod init;
+mod layer_weights;
 pub mod names;
 pub mod read;
+mod target;
 pub mod training;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use compute::ops::row_norms;
-use compute::{Device, Dtype, ParamKey, Params, RandomSequence, Tag, Tape, Tensor, Var};
+use compute::{Device, Dtype, ParamKey, Params, Tag, Tape, Var};
 use weights::Catalog;
 
-use self::factors::{AdapterMatrix, Factors, LokrFactor, LokrShape};
+use self::factors::Factors;
+use self::init::{AdapterTensors, InitSequence};
+pub use self::layer_weights::LayerWeights;
 use self::read::Component;
+pub(crate) use self::target::name_matches;
+use self::target::no_layer;
+pub use self::target::{AdapterForm, AdapterTarget, PRESET_NAMES, TargetPreset, UNUSED};
 use self::training::{TrainingAdapter, TrainingLora};
 use super::build::WeightTensor;
 use super::files::CheckpointLayout;
 use super::layer::{DoraMagnitude, LayerAdapter};
 use crate::error::{Result, TrainerError};
-use crate::suggest::nearest;
-
-/// Pattern for `exclude`: layers that nothing depends on, which the model marks as unused.
-pub const UNUSED: &str = "unused";
-
-/// LoRA targets that a word stands for, in the models of one family.
-#[derive(Clone, Copy, Debug)]
-pub struct TargetPreset {
-    /// One of [`PRESET_NAMES`].
-    pub name: &'static str,
-    /// Lists of patterns, as in [`AdapterTarget`]; each names a layer of every model of the family.
-    pub patterns: &'static [&'static [&'static str]],
-}
-
-/// The words that stand for targets, in any family.
-pub const PRESET_NAMES: [&str; 4] = ["attention", "all", "kohya", "ai-toolkit"];
 
 /// The adapters of a model: how to make them, then, as the model is built, the adapters themselves.
 pub struct Adapters {
@@ -79,122 +70,6 @@ enum AdapterInit {
         seed: u64,
     },
     Loaded(HashMap<String, LayerWeights>),
-}
-
-/// New adapters for the layers that a pattern names.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdapterTarget {
-    /// The end of a layer's name, from a dot on (`to_q`, `attn.to_out.0`), or the whole name with
-    /// `*` for anything.
-    pub pattern: String,
-    /// LoRA rank.
-    pub rank: usize,
-    /// LoRA alpha; the scale is alpha / rank.
-    pub alpha: f32,
-    /// LoRA dropout: the share of a layer's input that the adapter does not see in training.
-    pub dropout: f32,
-    /// Of what matrices it is made.
-    pub form: AdapterForm,
-    /// What its learning rate is multiplied by, and for B in addition (`LoRA`+).
-    pub rate_factors: [f32; 2],
-}
-
-/// Forms of new adapters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdapterForm {
-    /// Two low-rank matrices.
-    Lora,
-    /// The same with magnitudes trained apart from directions (Liu et al., arXiv 2402.09353).
-    Dora,
-    /// The elementwise product of two low-rank matrices.
-    Loha,
-    /// A Kronecker product.
-    Lokr(LokrShape),
-}
-
-/// A trained adapter of a layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerWeights {
-    /// LoRA rank.
-    pub rank: usize,
-    /// LoRA alpha; the scale is alpha / rank.
-    pub alpha: f32,
-    /// Its matrices.
-    pub factors: Factors<AdapterMatrix>,
-    /// `[out]`, if it is a `DoRA`.
-    pub magnitude: Option<Vec<f32>>,
-}
-
-impl LayerWeights {
-    /// A `LoRA` of A [rank, in] and B [out, rank].
-    pub fn lora(rank: usize, alpha: f32, down: Vec<f32>, up: Vec<f32>) -> Self {
-        let (inputs, outputs) = (down.len() / rank, up.len() / rank);
-        let (down, up) =
-            (AdapterMatrix::new([rank, inputs], down), AdapterMatrix::new([outputs, rank], up));
-        Self { rank, alpha, factors: Factors::Lora { down, up }, magnitude: None }
-    }
-
-    /// The same with magnitudes.
-    #[must_use]
-    pub fn with_magnitude(self, magnitude: Option<Vec<f32>>) -> Self {
-        Self { magnitude, ..self }
-    }
-
-    /// [out, in]
-    pub fn sizes(&self) -> [usize; 2] {
-        self.factors.sizes()
-    }
-
-    /// LoRA scale.
-    pub fn scale(&self) -> f32 {
-        self.alpha / self.rank as f32
-    }
-
-    /// The same with its scale in the values, if it is a `LoKr` of whole matrices.
-    pub fn with_baked_scale(&self) -> Option<Self> {
-        let Factors::Lokr { w1: LokrFactor::Full(w1), w2: w2 @ LokrFactor::Full(_) } =
-            &self.factors
-        else {
-            return None;
-        };
-        let values = w1.values.iter().map(|value| value * self.scale()).collect();
-        let w1 = LokrFactor::Full(AdapterMatrix::new(w1.sizes(), values));
-        let factors = Factors::Lokr { w1, w2: w2.clone() };
-        Some(Self { alpha: self.rank as f32, factors, ..self.clone() })
-    }
-
-    /// The same with its scale in B, if it is a `LoRA`.
-    pub fn with_scale_in_b(&self) -> Option<Self> {
-        let Factors::Lora { down, up } = &self.factors else { return None };
-        let values = up.values.iter().map(|value| value * self.scale()).collect();
-        let up = AdapterMatrix::new(up.sizes(), values);
-        let factors = Factors::Lora { down: down.clone(), up };
-        Some(Self { alpha: self.rank as f32, factors, ..self.clone() })
-    }
-
-    /// Whether it adds nothing to the layer.
-    pub fn is_zero(&self) -> bool {
-        let is_zero = |matrix: &AdapterMatrix| matrix.values.iter().all(|value| *value == 0.0);
-        match &self.factors {
-            // The others are zero where one of their matrices is.
-            Factors::Norm { .. } => self.factors.all().all(is_zero),
-            factors => factors.all().any(is_zero),
-        }
-    }
-
-    /// Whether all of its values are finite.
-    pub fn is_finite(&self) -> bool {
-        let all = self.factors.all().map(|matrix| &matrix.values).chain(&self.magnitude).flatten();
-        self.alpha.is_finite() && all.copied().all(f32::is_finite)
-    }
-
-    /// What it adds to the layer for one fixed input, the cosines of 1, 2, …: to compare two adapters.
-    pub fn probe(&self) -> Vec<f32> {
-        let [_, inputs] = self.sizes();
-        let x: Vec<f64> = (1..=inputs).map(|index| (index as f64).cos()).collect();
-        let scale = f64::from(self.alpha) / self.rank as f64;
-        self.factors.apply(&x).into_iter().map(|value| (scale * value) as f32).collect()
-    }
 }
 
 /// The program that a saved adapter is for.
@@ -590,188 +465,4 @@ pub(super) struct NormPart {
 pub(super) struct NormKeys {
     pub weight: ParamKey,
     pub bias: Option<ParamKey>,
-}
-
-/// Layer names that an error lists. Chosen: all of one block of every known model.
-const SHOWN: usize = 24;
-
-/// The error for a pattern that matches none of some layers, with the nearest name.
-fn no_layer(
-    pattern: &str,
-    key: &'static str,
-    none: &'static str,
-    modules: &[&String],
-) -> TrainerError {
-    let mut endings: Vec<&str> = Vec::new();
-    for module in modules {
-        let ending = ending(module);
-        if !endings.contains(&ending) {
-            endings.push(ending);
-        }
-    }
-    let words: Vec<&str> = endings.iter().filter_map(|ending| last_word(ending)).collect();
-    let known = endings.iter().chain(&words).chain(&PRESET_NAMES).copied();
-    let near = nearest(pattern, known).map(str::to_owned);
-    let more = endings.len().saturating_sub(SHOWN);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let known = endings.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ") + &more;
-    TrainerError::NoTarget { key, target: pattern.into(), none, near, known }
-}
-
-/// A layer's name within its block, without the block's index.
-fn ending(module: &str) -> &str {
-    let mut rest = module;
-    while let Some((before, after)) = rest.split_once('.') {
-        rest = after;
-        if before.parse::<u32>().is_ok() {
-            return rest;
-        }
-    }
-    module
-}
-
-/// What people call a layer: the last component of its name that is no number.
-fn last_word(ending: &str) -> Option<&str> {
-    ending.rsplit('.').find(|word| word.parse::<u32>().is_err())
-}
-
-impl AdapterTarget {
-    /// Whether it names a layer.
-    fn matches_module(&self, module: &str) -> bool {
-        name_matches(&self.pattern, module)
-    }
-}
-
-/// Whether a pattern names a layer.
-pub(crate) fn name_matches(pattern: &str, module: &str) -> bool {
-    if pattern.contains('*') {
-        return glob_matches(pattern, module);
-    }
-    module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-}
-
-/// Whether a pattern with `*` wildcards matches a whole text.
-fn glob_matches(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
-            (0..=text.len()).any(|at| text.is_char_boundary(at) && glob_matches(rest, &text[at..]))
-        }),
-    }
-}
-
-/// An adapter's tensors before they are parameters.
-struct AdapterTensors {
-    rank: usize,
-    alpha: f32,
-    dropout: f32,
-    factors: Factors<Tensor>,
-    /// With the row norms of the frozen matrix.
-    magnitude: Option<(Tensor, Tensor)>,
-    rate_factors: [f32; 2],
-}
-
-impl AdapterTensors {
-    /// An adapter that changes nothing yet; magnitudes are the row norms.
-    fn random_init(
-        device: &Device,
-        target: &AdapterTarget,
-        weight: &WeightTensor,
-        sizes: [usize; 2],
-        sequence: InitSequence,
-    ) -> Result<Self> {
-        let AdapterTarget { rank, mut alpha, dropout, form, rate_factors, .. } = *target;
-        let norms =
-            || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
-        let magnitude = (form == AdapterForm::Dora).then(norms);
-        let (shapes, stds) = initial(form, rank, sizes);
-        let mut stds = stds.into_iter().enumerate();
-        let factors = shapes.try_map(|[rows, columns]| {
-            let (index, std) = stds.next().unwrap_or((0, InitStd::Zero));
-            let std = match std {
-                InitStd::Zero => return device.zeros([*rows, *columns], Dtype::F32),
-                InitStd::Normal(std) => std,
-                InitStd::Uniform => 1.0 / (3.0 * *columns as f32).sqrt(),
-            };
-            device.normal([*rows, *columns], Dtype::F32, std, sequence.of(index))
-        })?;
-        // Whole factors have no rank to be scaled by.
-        if let Factors::Lokr { w1: LokrFactor::Full(_), w2: LokrFactor::Full(_) } = factors {
-            alpha = rank as f32;
-        }
-        Ok(Self { rank, alpha, dropout, factors, magnitude: magnitude.transpose()?, rate_factors })
-    }
-
-    fn loaded(
-        device: &Device,
-        given: &LayerWeights,
-        weight: &WeightTensor,
-        [outputs, _]: [usize; 2],
-    ) -> Result<Self> {
-        let LayerWeights { rank, alpha, factors, magnitude } = given;
-        let upload = |magnitude: &Vec<f32>| {
-            Ok::<_, TrainerError>((device.upload([outputs], magnitude)?, row_norms(weight.into())?))
-        };
-        Ok(Self {
-            rank: *rank,
-            alpha: *alpha,
-            dropout: 0.0,
-            factors: factors.try_map(|matrix| device.upload(matrix.sizes(), &matrix.values))?,
-            magnitude: magnitude.as_ref().map(upload).transpose()?,
-            rate_factors: [1.0; 2],
-        })
-    }
-}
-
-/// The random numbers of a layer.
-#[derive(Clone, Copy)]
-struct InitSequence {
-    seed: u64,
-    layer: u64,
-}
-
-impl InitSequence {
-    /// Those of its matrix at an index.
-    fn of(self, index: usize) -> RandomSequence {
-        RandomSequence::new(self.seed.wrapping_add(index as u64), self.layer)
-    }
-}
-
-/// How a matrix is initialised.
-#[derive(Clone, Copy)]
-enum InitStd {
-    Zero,
-    /// Normal with this standard deviation.
-    Normal(f32),
-    /// Normal with that of PyTorch's `kaiming_uniform_` with a = √5: 1 / √(3·columns).
-    Uniform,
-}
-
-/// The shapes of new matrices, and how each is initialised: `LoRA` as the reference scripts have it, the others as
-/// `LyCORIS` has them.
-fn initial(
-    form: AdapterForm,
-    rank: usize,
-    [outputs, inputs]: [usize; 2],
-) -> (Factors<[usize; 2]>, Vec<InitStd>) {
-    let pair = [[outputs, rank], [rank, inputs]];
-    match form {
-        AdapterForm::Lora | AdapterForm::Dora => (
-            Factors::Lora { down: pair[1], up: pair[0] },
-            vec![InitStd::Normal(1.0 / rank as f32), InitStd::Zero],
-        ),
-        AdapterForm::Loha => {
-            let stds = [InitStd::Normal(0.1), InitStd::Normal(1.0), InitStd::Zero];
-            (Factors::Loha { w1: pair, w2: pair }, [&stds[..], &stds[1..2]].concat())
-        }
-        AdapterForm::Lokr(shape) => {
-            let factors = shape.factors(rank, [outputs, inputs]);
-            // The last matrix of all is zeros.
-            let mut stds = vec![InitStd::Uniform; factors.all().count()];
-            if let Some(last) = stds.last_mut() {
-                *last = InitStd::Zero;
-            }
-            (factors, stds)
-        }
-    }
 }
