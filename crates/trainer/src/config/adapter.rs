@@ -248,43 +248,70 @@ impl AdapterConfig {
             rows.replace("adapter.exclude", &exclude);
         }
         rows.replace("adapter.alpha", &Some(alpha.unwrap_or(rank as f64)));
-        let shape =
+        let lokr =
             LokrShape { factor, is_full_matrix: full_matrix, decomposes_both: decompose_both };
-        let form = match kind {
-            AdapterKind::Dora => AdapterForm::Dora,
-            AdapterKind::Loha => AdapterForm::Loha,
-            AdapterKind::Lokr => AdapterForm::Lokr(shape),
-            AdapterKind::Lora | AdapterKind::Full => AdapterForm::Lora,
+        let usual = UsualTarget {
+            rank,
+            alpha,
+            dropout,
+            form: form(kind, lokr),
+            is_stabilised: rslora,
+            rates: [optimizer.learning_rate, loraplus_lr_ratio],
         };
-        let target = |pattern: String, rank: usize, alpha: Option<f64>, rate: f64| {
-            // Files have no other place for it that all programs read.
-            let stabilised = if rslora { (rank as f64).sqrt() } else { 1.0 };
-            AdapterTarget {
-                pattern,
-                rank,
-                alpha: (alpha.unwrap_or(rank as f64) * stabilised) as f32,
-                dropout: dropout as f32,
-                form,
-                rate_factors: [rate as f32, loraplus_lr_ratio as f32],
-            }
-        };
-        let relative = |rate: Option<f64>| rate.map_or(1.0, |rate| rate / optimizer.learning_rate);
-        let own = pattern.into_iter().map(|own: Pattern| {
-            // An alpha chosen for another rank would change how much the adapter counts.
-            let alpha = own.alpha.or(if own.rank.is_none() { alpha } else { None });
-            let rate = relative(own.learning_rate);
-            target(own.r#match, own.rank.unwrap_or(rank), alpha, rate)
-        });
-        let own: Vec<_> = own.collect();
-        let others = targets.into_iter().map(|name| target(name, rank, alpha, 1.0));
+        let own: Vec<_> = pattern.into_iter().map(|own| usual.of_pattern(own)).collect();
+        let others = targets.into_iter().map(|name| usual.of_layer(name, None));
         let targets = own.into_iter().chain(others).collect();
-        let of_encoder = |name| target(name, rank, alpha, relative(text_encoder_learning_rate));
+        let of_encoder = |name| usual.of_layer(name, text_encoder_learning_rate);
         let text_encoders = TextEncoderAdapters {
             targets: text_encoder_targets.into_iter().map(of_encoder).collect(),
             names: text_encoders,
         };
         let exclude = exclude.unwrap_or_default();
         Ok(Self { kind, targets, exclude, text_encoders, trains_norms: train_norm })
+    }
+}
+
+fn form(kind: AdapterKind, lokr: LokrShape) -> AdapterForm {
+    match kind {
+        AdapterKind::Dora => AdapterForm::Dora,
+        AdapterKind::Loha => AdapterForm::Loha,
+        AdapterKind::Lokr => AdapterForm::Lokr(lokr),
+        AdapterKind::Lora | AdapterKind::Full => AdapterForm::Lora,
+    }
+}
+
+/// What targets have that say nothing of their own.
+struct UsualTarget {
+    rank: usize,
+    alpha: Option<f64>,
+    dropout: f64,
+    form: AdapterForm,
+    /// rsLoRA.
+    is_stabilised: bool,
+    /// The learning rate, and what it is multiplied by for B.
+    rates: [f64; 2],
+}
+
+impl UsualTarget {
+    fn of_layer(&self, pattern: String, learning_rate: Option<f64>) -> AdapterTarget {
+        let Self { rank, dropout, form, rates: [usual, of_b], .. } = *self;
+        // Files have no other place for it that all programs read.
+        let stabilised = if self.is_stabilised { (rank as f64).sqrt() } else { 1.0 };
+        AdapterTarget {
+            pattern,
+            rank,
+            alpha: (self.alpha.unwrap_or(rank as f64) * stabilised) as f32,
+            dropout: dropout as f32,
+            form,
+            rate_factors: [learning_rate.map_or(1.0, |own| own / usual) as f32, of_b as f32],
+        }
+    }
+
+    fn of_pattern(&self, own: Pattern) -> AdapterTarget {
+        // An alpha chosen for another rank would change how much the adapter counts.
+        let alpha = own.alpha.or(if own.rank.is_none() { self.alpha } else { None });
+        let sized = Self { rank: own.rank.unwrap_or(self.rank), alpha, ..*self };
+        sized.of_layer(own.r#match, own.learning_rate)
     }
 }
 
