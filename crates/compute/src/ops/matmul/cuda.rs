@@ -20,6 +20,9 @@ const KERNELS: CudaSource = CudaSource { name: "matmul", text: include_str!("ker
 
 /// The library's epilogues need columns that are a multiple of this.
 const EPILOGUE_COLUMNS: usize = 8;
+/// Rows from which the library multiplies by a derivative. Taken: for fewer it takes a kernel for older GPUs, which needs
+/// twice the time on an H200.
+const SLOPE_ROWS: usize = 1024;
 
 /// Bytes of workspace: the library's, then copies of what has another dtype.
 pub fn bytes(work: &FusedMatmul<'_>) -> usize {
@@ -153,7 +156,9 @@ fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
     // Its tanh is less exact than f32.
     let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
     // Taken: in fp8 the library's takes twice the time of the matmul.
-    let has_slope = has_gelu && Fp8Matmul::of(&work.matmuls[0], work.out.dtype()).is_none();
+    let has_slope = has_gelu
+        && work.rows() >= SLOPE_ROWS
+        && Fp8Matmul::of(&work.matmuls[0], work.out.dtype()).is_none();
     match (work.activation, work.derivative_at.map(|at| at.activation)) {
         (Activation::None, Some(Activation::GeluTanh)) if has_slope => Epilogue::GeluGrad,
         (Activation::None, None) if has_bias && is_fit => Epilogue::Bias,

@@ -56,7 +56,8 @@ impl QkNormRopeLaunch {
         let is_whole = form.rope.is_none() || form.rotary_width() == d;
         let is_fit = is_whole && d.is_power_of_two() && (16..=256).contains(&d);
         let pack = pack(d, &tensors);
-        if pack > 1 && is_fit && n > 0 {
+        let is_counted = u32::try_from(n * d).is_ok();
+        if pack > 1 && is_fit && is_counted && n > 0 {
             return Self {
                 source: &PACKED,
                 pack,

@@ -1,6 +1,6 @@
 // Norm and rotation of heads of D numbers, a power of two, of which each thread has P: D / P threads share a
 // head, and a warp has several heads. The same as in `kernel.cu`, with a head read once; the whole head is turned, or nothing
-// of it.
+// of it. Threads are counted in 32 bits: dividing by 64 takes as long as reading memory.
 
 #define SHARE (D / P)
 
@@ -12,14 +12,14 @@ struct Part {
     const float* angles;
 };
 
-DEVICE Part part(u64 heads, u64 n_heads, const float* table, u64 table_rows) {
-    u64 head = thread() / SHARE;
+DEVICE Part part(u32 heads, u32 n_heads, const float* table, u32 table_rows) {
+    u32 head = (blockIdx.x * blockDim.x + threadIdx.x) / SHARE;
     Part p;
     p.is_own = head < heads;
     if (!p.is_own) head = heads - 1;
     p.first = threadIdx.x % SHARE * P;
-    p.at = head * D + p.first;
-    p.angles = table ? table + head / n_heads % table_rows * D : table;
+    p.at = (u64)head * D + p.first;
+    p.angles = table ? table + (u64)(head / n_heads % table_rows) * D : table;
     return p;
 }
 
@@ -55,7 +55,7 @@ DEVICE void turn(const Part& p, int half_split, float sign, float (&x)[P]) {
 DEVICE float inverse_root(const float (&x)[P], float epsilon) {
     float squares = 0.0f;
     for (int i = 0; i < P; i++) squares += x[i] * x[i];
-    return 1.0f / sqrtf(head_sum(squares) / D + epsilon);
+    return rsqrtf(head_sum(squares) / D + epsilon);
 }
 
 KERNEL qk_norm_rope(const X* x, const float* weight, const float* table, X* y, u64 heads, u64 d,

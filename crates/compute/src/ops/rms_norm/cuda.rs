@@ -43,7 +43,11 @@ pub fn backward(
     let out = wanted.x.map(|slot| &mut slot.tensor);
     let shares = wanted.weight.is_some().then_some(&mut *workspace);
     let arguments = arguments![x, weight, gradient, out, shares, n, width, epsilon, add];
-    cuda.launch(&KERNELS, "rms_norm_backward", variant, grid, &arguments);
+    let name = match wanted.weight {
+        Some(_) => "rms_norm_backward_shares",
+        None => "rms_norm_backward",
+    };
+    cuda.launch(&KERNELS, name, variant, grid, &arguments);
     if let Some(slot) = wanted.weight {
         let each = workspace.reshape([blocks, width]);
         let sum = CudaColumnSum { a: &each, b: None, statistics: None, rows_per_vector: blocks };

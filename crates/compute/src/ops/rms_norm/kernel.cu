@@ -26,11 +26,12 @@ KERNEL rms_norm(const X* x, const float* weight, X* y, u64 width, float epsilon)
     }
 }
 
-// With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse, if it has a place; and if there is
-// room for shares of it, that of the weight: each block has every so many-th row, and sums up gradient * xn.
+// With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse, if it has a place. With SHARES, which take
+// registers, each block has every so many-th row, and sums up gradient * xn: a share of the weight's gradient.
 // 32-bit sizes let one block more run on each SM.
-KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u32 rows,
-                         u32 width, float epsilon, int add) {
+template <bool SHARES>
+DEVICE void backward_rows(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u32 rows,
+                          u32 width, float epsilon, int add) {
     float a[D][P], g[D][P], w[P], o[P], share[D][P] = {};
     for (u32 row = blockIdx.x, step = 0; row < rows; row += gridDim.x, step ^= 1) {
         u64 at = (u64)row * width;
@@ -44,8 +45,10 @@ KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* 
             if (place(k) >= width) continue;
             factors(weight, k, w);
             for (int i = 0; i < P; i++) {
+                float weighted = g[k][i] * w[i];
                 squares += a[k][i] * a[k][i];
-                along += g[k][i] * w[i] * a[k][i];
+                along += weighted * a[k][i];
+                if (!SHARES) g[k][i] = weighted;
             }
         }
         block_sums(step, squares, along);
@@ -53,19 +56,32 @@ KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* 
 #pragma unroll
         for (int k = 0; k < D; k++) {
             if (place(k) >= width) continue;
-            factors(weight, k, w);
+            if (SHARES) factors(weight, k, w);
             unpack(before[k], o);
             for (int i = 0; i < P; i++) {
                 a[k][i] *= inverse;
-                share[k][i] += g[k][i] * a[k][i];
-                g[k][i] = (g[k][i] * w[i] - a[k][i] * slope) * inverse + o[i];
+                if (SHARES) {
+                    share[k][i] += g[k][i] * a[k][i];
+                    g[k][i] *= w[i];
+                }
+                g[k][i] = (g[k][i] - a[k][i] * slope) * inverse + o[i];
             }
             if (out) store(g[k], out + at + place(k), 0);
         }
+        if (!SHARES) return;
     }
-    if (!shares) return;
 #pragma unroll
     for (int k = 0; k < D; k++) {
         if (place(k) < width) store(share[k], shares + blockIdx.x * width + place(k), 0);
     }
+}
+
+KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u32 rows,
+                         u32 width, float epsilon, int add) {
+    backward_rows<false>(x, weight, gradient, out, shares, rows, width, epsilon, add);
+}
+
+KERNEL rms_norm_backward_shares(const X* x, const float* weight, const X* gradient, Y* out, float* shares,
+                                u32 rows, u32 width, float epsilon, int add) {
+    backward_rows<true>(x, weight, gradient, out, shares, rows, width, epsilon, add);
 }
