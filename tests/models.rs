@@ -420,7 +420,7 @@ fn work_that_does_not_fit_is_tiled_or_refused() {
     assert!(error.hint().starts_with("nothing fits: the least is "), "{}", error.hint());
     // A little less than the tightest way takes: the hint names a request that fits.
     let least = tight.phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
-    let limits = std::iter::successors(Some(least), |limit| Some(limit * 9 / 10));
+    let limits = std::iter::successors(Some(least), |limit| Some(limit * 99 / 100));
     let mut refused = limits.filter_map(|limit| job.plan(DeviceKind::cpu(2), limit).err());
     let error = refused.next().unwrap();
     let hint = error.hint().into_owned();

@@ -10,7 +10,7 @@ use weights::convert::{can_convert, encode};
 use weights::load::{LoadOptions, LoadRequest, LoadTarget, load};
 use weights::safetensors::OutputTensor;
 use weights::write::{WrittenFile, split_shards, write_file, write_shards};
-use weights::{BytesDoneFn, Catalog, TensorEncoding, TensorInfo, WeightsError};
+use weights::{BytesDoneFn, Catalog, FileDtype, TensorEncoding, TensorInfo, WeightsError};
 
 use super::adapter::Adapters;
 use super::build::{
@@ -142,7 +142,7 @@ impl<'a> WeightFiles<'a> {
         let scales = self.scales(pieces)?;
         for TensorSlice { tensor, first, count, scale } in pieces {
             let (into, after) = rest.split_at_mut(*count as usize * size_of::<f32>());
-            let (dtype, scales) = (weights::FileDtype::F32, scales.of(*scale));
+            let (dtype, scales) = (FileDtype::F32, scales.of(*scale));
             wanted.push(LoadRequest { tensor, dtype, first: *first, scales, into });
             rest = after;
         }
@@ -167,11 +167,12 @@ impl<'a> WeightFiles<'a> {
         self.members.iter().map(|(want, _)| want.shape.elements()).sum()
     }
 
-    /// Reads everything into the device's memory.
+    /// Reads everything into the device's memory; tensors that stay frozen may be held as they are stored.
     pub fn load(
         &self,
         device: &Device,
         precision: Precision,
+        is_frozen: bool,
         tick: BytesDoneFn<'_>,
     ) -> Result<LoadedWeights> {
         if self.catalog.is_meta() && !device.is_meta() {
@@ -181,20 +182,19 @@ impl<'a> WeightFiles<'a> {
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
             let tag = if batch.is_temporary { Tag::Workspace } else { Tag::Weights };
-            let alloc =
-                |want: &TensorSpec| match (offload_target(ring.as_ref(), want), batch.is_temporary)
-                {
+            let alloc = |(want, pieces): &LocatedTensor<'_>| {
+                let stored = stored_dtype(pieces).filter(|_| is_frozen);
+                let dtype = precision.frozen_dtype(device, want, stored);
+                match (offload_target(ring.as_ref(), want), batch.is_temporary) {
                     // Straight to its final place.
-                    (Some((ring, block)), false) => {
-                        Ok(ring.alloc(block, want.shape, precision.dtype_of(want.role)))
-                    }
-                    _ => device
-                        .with_tag(tag, || device.alloc(want.shape, precision.dtype_of(want.role))),
-                };
+                    (Some((ring, block)), false) => Ok(ring.alloc(block, want.shape, dtype)),
+                    _ => device.with_tag(tag, || device.alloc(want.shape, dtype)),
+                }
+            };
             let mut tensors = batch
                 .members
                 .iter()
-                .map(|(want, _)| alloc(want))
+                .map(|member| alloc(member))
                 .collect::<compute::Result<Vec<Tensor>>>()?;
             self.read(&batch.members, &mut tensors, tick)?;
             for ((want, _), tensor) in batch.members.iter().zip(tensors) {
@@ -256,6 +256,17 @@ impl<'a> WeightFiles<'a> {
     }
 }
 
+/// The dtype of 16 bits that all pieces of a tensor are stored in, if there is one.
+fn stored_dtype(pieces: &[TensorSlice<'_>]) -> Option<Dtype> {
+    let of = |piece: &TensorSlice<'_>| match (piece.tensor.encoding, piece.scale) {
+        (TensorEncoding::Plain(FileDtype::Bf16), None) => Some(Dtype::Bf16),
+        (TensorEncoding::Plain(FileDtype::F16), None) => Some(Dtype::F16),
+        _ => None,
+    };
+    let first = pieces.first().and_then(of);
+    first.filter(|_| pieces.iter().all(|piece| of(piece) == first))
+}
+
 /// Memory of tensors, on the device or the host, that files are read into.
 pub struct UploadTarget<'a>(pub FillPart<'a>);
 
@@ -311,7 +322,7 @@ pub fn load_model<T>(
     tick: BytesDoneFn<'_>,
     build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
 ) -> Result<T> {
-    let mut loaded = files.load(device, precision, tick)?;
+    let mut loaded = files.load(device, precision, !adapters.is_full(), tick)?;
     build(&mut ModelBuilder::new(device, precision, &mut loaded, adapters))
 }
 
@@ -337,8 +348,8 @@ fn first_values(catalog: &Catalog, tensor: &TensorInfo) -> Result<Vec<u8>> {
     let first = FINGERPRINT_VALUES.next_multiple_of(tensor.encoding.values_per_block());
     let count = tensor.numel().min(first);
     let dtype = match tensor.encoding {
-        TensorEncoding::Plain(stored) if !can_convert(stored, weights::FileDtype::F32) => stored,
-        _ => weights::FileDtype::F32,
+        TensorEncoding::Plain(stored) if !can_convert(stored, FileDtype::F32) => stored,
+        _ => FileDtype::F32,
     };
     let mut bytes = vec![0; (count * dtype.bytes()) as usize];
     let wanted = LoadRequest::whole(tensor, dtype, &mut bytes[..]);
@@ -355,7 +366,7 @@ pub fn save(
     path: &Path,
     metadata: &BTreeMap<String, String>,
     specs: &[TensorSpec],
-    dtype: weights::FileDtype,
+    dtype: FileDtype,
     values: ValuesFn<'_>,
 ) -> Result<()> {
     let mut fill = value_writer(path, specs, dtype, values);
@@ -368,7 +379,7 @@ pub fn save_shards(
     ShardedOutput { folder, stem, max_shard_bytes }: ShardedOutput<'_>,
     metadata: &BTreeMap<String, String>,
     specs: &[TensorSpec],
-    dtype: weights::FileDtype,
+    dtype: FileDtype,
     values: ValuesFn<'_>,
 ) -> Result<()> {
     let shards = split_shards(stem, tensor_entries(specs, dtype), max_shard_bytes);
@@ -409,7 +420,7 @@ pub fn save_tensors(
     })?)
 }
 
-fn tensor_entries(specs: &[TensorSpec], dtype: weights::FileDtype) -> Vec<OutputTensor> {
+fn tensor_entries(specs: &[TensorSpec], dtype: FileDtype) -> Vec<OutputTensor> {
     let entries = specs.iter().map(|spec| OutputTensor {
         name: spec.name.clone(),
         dtype,
@@ -422,7 +433,7 @@ fn tensor_entries(specs: &[TensorSpec], dtype: weights::FileDtype) -> Vec<Output
 fn value_writer<'a>(
     path: &'a Path,
     specs: &'a [TensorSpec],
-    dtype: weights::FileDtype,
+    dtype: FileDtype,
     values: ValuesFn<'a>,
 ) -> impl FnMut(&OutputTensor, &mut dyn Write) -> std::result::Result<(), WeightsError> + 'a {
     let indices: HashMap<&str, usize> =
@@ -445,13 +456,13 @@ fn squeezed(shape: &[u64], n: usize) -> &[u64] {
 }
 
 /// The dtype's name in files.
-pub(crate) fn file_dtype(dtype: Dtype) -> weights::FileDtype {
+pub(crate) fn file_dtype(dtype: Dtype) -> FileDtype {
     match dtype {
-        Dtype::F32 => weights::FileDtype::F32,
-        Dtype::Bf16 => weights::FileDtype::Bf16,
-        Dtype::F16 => weights::FileDtype::F16,
-        Dtype::U32 => weights::FileDtype::U32,
-        Dtype::I32 => weights::FileDtype::I32,
-        Dtype::U8 => weights::FileDtype::U8,
+        Dtype::F32 => FileDtype::F32,
+        Dtype::Bf16 => FileDtype::Bf16,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::U32 => FileDtype::U32,
+        Dtype::I32 => FileDtype::I32,
+        Dtype::U8 => FileDtype::U8,
     }
 }

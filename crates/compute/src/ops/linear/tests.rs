@@ -330,33 +330,57 @@ fn a_quantised_weight_is_its_numbers() {
     let cases = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
     for (device, how) in devices.iter().flat_map(|device| cases.map(|how| (device, how))) {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-            // Enough rows for a matrix unit, and sizes at which its tiles have edges.
-            let (rows, inputs, outputs) = (70, 128, 100);
-            let normal = |shape, stream| {
-                device.normal(shape, dtype, 0.5, RandomSequence::new(3, stream)).unwrap()
-            };
-            let quantised = Quantised::new(&normal([outputs, inputs], 1), how).unwrap();
-            let same = device.upload([outputs, inputs], &quantised.to_f32_vec().unwrap()).unwrap();
-            let (same, x) = (Var::from(same), normal([rows, inputs], 2));
-            let run = |weight: Weight<'_>| {
-                let mut params = Params::default();
-                let key = params.add(x.clone());
-                let tape = Tape::training(device, &params, 0);
-                let y = tape.linear(&tape.param(key), Linear::new(weight)).unwrap();
-                let out = y.tensor().to_f32_vec();
-                let loss = tape.mse(&y, &normal([rows, outputs], 3), None, None).unwrap();
-                drop(y);
-                let mut gradients = Gradients::default();
-                tape.backward(&loss, &mut gradients).unwrap();
-                [out, gradients.get(key).unwrap().to_f32_vec()]
-            };
-            let unit = if dtype == Dtype::F32 { 2e-6 } else { 2f32.powi(-7) };
-            for (ours, dense) in run((&quantised).into()).iter().zip(run((&same).into())) {
-                let most = dense.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-                for (ours, dense) in ours.iter().zip(dense) {
-                    assert!((ours - dense).abs() < unit * most, "{how} {dtype}: {ours} {dense}");
-                }
-            }
+            let weight = device.normal(WEIGHT, dtype, 0.5, RandomSequence::new(3, 1)).unwrap();
+            let quantised = Quantised::new(&weight, how).unwrap();
+            let same = device.upload(WEIGHT, &quantised.to_f32_vec().unwrap()).unwrap();
+            let (same, what) = (Var::from(same), format!("{how} {dtype}"));
+            assert_same(device, dtype, [(&quantised).into(), (&same).into()], &what);
+        }
+    }
+}
+
+/// A frozen weight of 16 bits beside activations in f32 on both kinds of CPU, against the same numbers in f32.
+#[test]
+fn a_weight_of_16_bits_is_its_numbers_in_f32() {
+    for device in [Device::cpu(2, 1 << 26).unwrap(), Device::cpu_without_amx(2, 1 << 26)] {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let weight = device.normal(WEIGHT, dtype, 0.5, RandomSequence::new(3, 1)).unwrap();
+            let same = Var::from(device.upload(WEIGHT, &weight.to_f32_vec()).unwrap());
+            let weight = Var::from(weight);
+            let what = format!("{dtype} beside f32");
+            assert_same(&device, Dtype::F32, [(&weight).into(), (&same).into()], &what);
+        }
+    }
+}
+
+/// Outputs and inputs.
+const WEIGHT: [usize; 2] = [100, 128];
+/// Enough rows for a matrix unit, and a size at which its tiles have edges.
+const ROWS: usize = 70;
+
+/// Checks that a layer has the same output and gradient with either weight, as exactly as a dtype allows.
+fn assert_same(device: &Device, dtype: Dtype, weights: [Weight<'_>; 2], what: &str) {
+    let [outputs, inputs] = WEIGHT;
+    let normal =
+        |shape, stream| device.normal(shape, dtype, 0.5, RandomSequence::new(3, stream)).unwrap();
+    let run = |weight: Weight<'_>| {
+        let mut params = Params::default();
+        let key = params.add(normal([ROWS, inputs], 2));
+        let tape = Tape::training(device, &params, 0);
+        let y = tape.linear(&tape.param(key), Linear::new(weight)).unwrap();
+        let out = y.tensor().to_f32_vec();
+        let loss = tape.mse(&y, &normal([ROWS, outputs], 3), None, None).unwrap();
+        drop(y);
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients).unwrap();
+        [out, gradients.get(key).unwrap().to_f32_vec()]
+    };
+    let unit = if dtype == Dtype::F32 { 2e-6 } else { 2f32.powi(-7) };
+    let [ours, same] = weights.map(run);
+    for (ours, same) in ours.iter().zip(same) {
+        let most = same.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        for (ours, same) in ours.iter().zip(same) {
+            assert!((ours - same).abs() < unit * most, "{what}: {ours} {same}");
         }
     }
 }

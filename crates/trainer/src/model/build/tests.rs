@@ -13,7 +13,7 @@ use crate::model::diffusion::sd3::{Sd3, Sd3Config};
 use crate::model::encoder::clip::{ClipConfig, ClipTextModel};
 use crate::model::encoder::qwen25vl::{Qwen25VlConfig, Qwen25VlEncoder};
 use crate::model::encoder::t5::{T5Config, T5Encoder};
-use crate::model::files::{CheckpointLayout, WeightFiles};
+use crate::model::files::{CheckpointLayout, WeightFiles, load_model};
 use crate::model::llama::{Llama, LlamaConfig};
 use crate::model::vae::{hunyuan_video, kl, qwen_image};
 
@@ -94,4 +94,32 @@ fn a_shape_that_no_memory_holds_is_refused() {
     let built = tensor_specs(|build| build.array("a.weight", sizes));
     let said = built.unwrap_err().to_string();
     assert!(said.contains("a.weight of [65535, 65535, 65535, 65535]"), "{said}");
+}
+
+/// Matrices of 16 bits stay so on a CPU beside activations in f32, unless they are trained; a GPU multiplies numbers of
+/// one dtype.
+#[test]
+fn frozen_matrices_are_held_as_they_are_stored() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/golden/flux/dev/pipeline/transformer");
+    let catalog =
+        weights::Catalog::open(&golden.join("diffusion_pytorch_model.safetensors")).unwrap();
+    let json = std::fs::read(golden.join("config.json")).unwrap();
+    let config: FluxConfig = serde_json::from_slice(&json).unwrap();
+    let build = |build: &mut ModelBuilder<'_>| Flux::new(&config, build);
+    let files = WeightFiles::find(&catalog, &CheckpointLayout::identity(), build).unwrap();
+    let held = |kind: DeviceKind, dtype, mut adapters: Adapters| {
+        let device = Device::meta(kind, usize::MAX / 2);
+        let precision = Precision::plain(dtype);
+        load_model(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
+        device.usage().peak
+    };
+    let (cpu, cuda) = (DeviceKind::cpu(2), DeviceKind::Cuda { is_deterministic: false });
+    let frozen = held(cpu, Dtype::F32, Adapters::none());
+    let half = held(cpu, Dtype::Bf16, Adapters::none());
+    // Biases, norms and what lies outside of blocks are in f32.
+    assert!(half < frozen && frozen < half * 3 / 2, "{half} {frozen}");
+    let whole = held(cuda, Dtype::F32, Adapters::none());
+    assert!(whole > frozen * 5 / 4, "{frozen} {whole}");
+    assert_eq!(held(cpu, Dtype::F32, Adapters::full()), whole);
 }
