@@ -262,7 +262,7 @@ fn text_encoders_are_taken_over() {
             "sd3.toml",
             sd3,
             "text_encoder_lr = [1e-5, 2e-5]",
-            &[both, "all text encoders have one learning rate"],
+            &[both, "text_encoder_learning_rate = [1e-5, 2e-5] # text_encoder_lr"],
         ),
         (
             "kohya",

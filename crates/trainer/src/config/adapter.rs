@@ -7,12 +7,14 @@ use super::optimizer::OptimizerConfig;
 use super::section::{Key, ResolvedKeys, Section, read_table, section};
 use super::source::{RawValue, ValueOrigin};
 use super::targets::TargetNames;
+use super::text_encoders::{EncoderRates, RATE_KEY, clip_targets, refuse_idle_encoders};
 use super::train::exclude;
 use super::training_data::TrainingData;
 use super::value::{ConfigValue, quoted, words};
 use crate::model::adapter::factors::LokrShape;
 use crate::model::adapter::{AdapterForm, AdapterFormat, AdapterTarget, UNUSED, name_matches};
 use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::text::EncoderAdapter;
 
 /// Which layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,18 +26,9 @@ pub struct AdapterConfig {
     /// Layers that get none all the same.
     pub exclude: Vec<String>,
     /// Text encoders that get one too.
-    pub text_encoders: TextEncoderAdapters,
+    pub text_encoders: Vec<EncoderAdapter>,
     /// Whether norms are trained beside them.
     pub trains_norms: bool,
-}
-
-/// Adapters of text encoders that are trained together with an image model.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TextEncoderAdapters {
-    /// The encoders, by name; none in most jobs.
-    pub names: Vec<String>,
-    /// By layer, of each of them.
-    pub targets: Vec<AdapterTarget>,
 }
 
 section! {
@@ -71,8 +64,8 @@ section! {
         text_encoders: Vec<String> = Default(Vec::new()), Any;
         /// Layers of text encoders with a LoRA, named as in `targets`
         text_encoder_targets: Vec<String> = Default(clip_targets()), Filled;
-        /// Learning rate of text encoders (diffusers, kohya: `text_encoder_lr`). Not set: `optimizer.learning_rate`
-        text_encoder_learning_rate: Option<f64> = Default(None), UpTo(0.0, 10.0);
+        /// Learning rate of text encoders, or a list with one for each of `text_encoders` (diffusers, kohya: `text_encoder_lr`). Not set: `optimizer.learning_rate`
+        text_encoder_learning_rate: Option<EncoderRates> = Default(None), UpTo(0.0, 10.0);
     }
 }
 
@@ -137,17 +130,8 @@ const ADAPTER_ONLY_KEYS: [&str; 15] = [
     "adapter.text_encoder_learning_rate",
 ];
 
-/// Keys that only trained text encoders have.
-const ENCODER_ONLY_KEYS: [&str; 2] =
-    ["adapter.text_encoder_targets", "adapter.text_encoder_learning_rate"];
-
 /// How a job without an adapter says so.
 pub(super) const FULL_FINE_TUNE: &str = "adapter.kind = \"full\"";
-
-/// Taken: the layers of CLIP in diffusers' `train_dreambooth_lora_sd3.py` and `train_dreambooth_lora_flux.py`.
-fn clip_targets() -> Vec<String> {
-    ["q_proj", "k_proj", "v_proj", "out_proj"].map(str::to_owned).into()
-}
 
 /// Where the base does not tell its family.
 fn default_targets() -> Vec<String> {
@@ -174,7 +158,7 @@ impl AdapterConfig {
         };
         let targets = targets.into_iter().map(target).collect();
         let exclude = material.images().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
-        let text_encoders = TextEncoderAdapters::default();
+        let text_encoders = Vec::new();
         Self { kind: AdapterKind::Lora, targets, exclude, text_encoders, trains_norms: false }
     }
 
@@ -209,8 +193,7 @@ impl AdapterConfig {
             for key in ADAPTER_ONLY_KEYS {
                 rows.leave_out(key, FULL_FINE_TUNE)?;
             }
-            let (targets, exclude) = (Vec::new(), Vec::new());
-            let text_encoders = TextEncoderAdapters::default();
+            let (targets, exclude, text_encoders) = (Vec::new(), Vec::new(), Vec::new());
             return Ok(Self { kind, targets, exclude, text_encoders, trains_norms: false });
         }
         refuse_idle(kind, full_matrix, decompose_both, rows)?;
@@ -224,7 +207,7 @@ impl AdapterConfig {
         let own_rates = [
             ("adapter.pattern", pattern.iter().any(|pattern| pattern.learning_rate.is_some())),
             ("adapter.loraplus_lr_ratio", loraplus_lr_ratio != 1.0),
-            ("adapter.text_encoder_learning_rate", text_encoder_learning_rate.is_some()),
+            (RATE_KEY, text_encoder_learning_rate.is_some()),
         ];
         refuse_rates(own_rates, optimizer, rows)?;
         let is_free = rows.origin("adapter.targets").is_some_and(ValueOrigin::is_default);
@@ -261,11 +244,16 @@ impl AdapterConfig {
         let own: Vec<_> = pattern.into_iter().map(|own| usual.of_pattern(own)).collect();
         let others = targets.into_iter().map(|name| usual.of_layer(name, None));
         let targets = own.into_iter().chain(others).collect();
-        let of_encoder = |name| usual.of_layer(name, text_encoder_learning_rate);
-        let text_encoders = TextEncoderAdapters {
-            targets: text_encoder_targets.into_iter().map(of_encoder).collect(),
-            names: text_encoders,
+        let rates = text_encoder_learning_rate
+            .map(|rates| rates.of_each(text_encoders.len(), rows))
+            .transpose()?;
+        let of_encoder = |(index, name): (usize, String)| {
+            let rate = rates.as_ref().map(|rates| rates[index]);
+            let targets = text_encoder_targets.iter().cloned();
+            let targets = targets.map(|layer| usual.of_layer(layer, rate)).collect();
+            EncoderAdapter { name, targets }
         };
+        let text_encoders = text_encoders.into_iter().enumerate().map(of_encoder).collect();
         let exclude = exclude.unwrap_or_default();
         Ok(Self { kind, targets, exclude, text_encoders, trains_norms: train_norm })
     }
@@ -342,28 +330,6 @@ fn refuse_idle(
         for key in ["adapter.rank", "adapter.alpha", "adapter.rslora"] {
             rows.leave_out(key, "adapter.full_matrix = true")?;
         }
-    }
-    Ok(())
-}
-
-/// Text encoders are those of image models, and their layers get a `LoRA` alone.
-fn refuse_idle_encoders(
-    kind: AdapterKind,
-    names: &[String],
-    material: &TrainingData,
-    rows: &mut ResolvedKeys,
-) -> Result<(), ConfigError> {
-    if material.images().is_err() {
-        rows.leave_out("adapter.text_encoders", "[text]")?;
-    }
-    if names.is_empty() {
-        for key in ENCODER_ONLY_KEYS {
-            rows.leave_out(key, "adapter.text_encoders = []")?;
-        }
-        return Ok(());
-    }
-    if kind != AdapterKind::Lora {
-        return exclude("adapter.text_encoders", "adapter.kind", quoted("lora"), rows);
     }
     Ok(())
 }

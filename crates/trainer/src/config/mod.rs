@@ -39,6 +39,7 @@ mod targets;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod text_encoders;
 pub mod train;
 pub mod training_data;
 mod value;

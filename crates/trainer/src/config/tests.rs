@@ -19,6 +19,7 @@ use super::*;
 use crate::error::TrainerError;
 use crate::model::adapter::AdapterForm;
 use crate::model::adapter::factors::LokrShape;
+use crate::model::diffusion::text::EncoderAdapter;
 use crate::objective::flow::WeightingScheme;
 
 /// The shortest job.
@@ -509,6 +510,20 @@ fn targets_may_be_words() {
 }
 
 #[test]
+fn text_encoders_have_learning_rates_of_their_own() {
+    let factors = |rates: &str| {
+        let rates = format!("adapter.text_encoder_learning_rate={rates}");
+        let own = ["adapter.text_encoders=['clip-l', 'clip-g']", "optimizer.learning_rate=1e-4"];
+        let adapter = set(&[&own[..], &[&rates]].concat()).unwrap().adapter;
+        let rate = |own: &EncoderAdapter| (own.name.clone(), own.targets[0].rate_factors[0]);
+        adapter.text_encoders.iter().map(rate).collect::<Vec<_>>()
+    };
+    let both = |[l, g]: [f32; 2]| vec![("clip-l".to_owned(), l), ("clip-g".to_owned(), g)];
+    assert_eq!(factors("5e-5"), both([0.5, 0.5]));
+    assert_eq!(factors("[5e-5, 2e-4]"), both([0.5, 2.0]));
+}
+
+#[test]
 fn the_command_line_stands_above_the_file() {
     let length = |text: &str, arguments: &[&str]| {
         run(&format!("{SHORTEST}[train]\n{text}"), arguments).unwrap().train.length
@@ -740,6 +755,11 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     ("[sample]\nnegative_prompt = 5", "`sample.negative_prompt` is 5, accepted is text: JOB:6:19"),
     ("[sample]\nprompts = [\n'a',\n5]", "`sample.prompts[1]` is 5, accepted is text: JOB:8:1"),
+    (
+        "[adapter]\ntext_encoders = ['clip-l']\ntext_encoder_learning_rate = [1e-5, 2e-5]",
+        "`adapter.text_encoder_learning_rate` is [1e-5, 2e-5], accepted is a number, or a list of 1, as many as \
+         adapter.text_encoders has: JOB:7:30",
+    ),
     ("[adapter]\npattern = 5", "`adapter.pattern` is 5, accepted is a list of tables: JOB:6:11"),
     (
         "[adapter]\npattern = [5]",

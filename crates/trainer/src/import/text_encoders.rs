@@ -24,8 +24,7 @@ const ONE_RATE: [&str; 2] = ["prodigy", "muon"];
 pub(super) fn write(mapping: &mut Mapping, mut clips: Vec<TrainedClip>) {
     // One with a learning rate of 0 stays as it is.
     clips.retain(|clip| clip.rate.is_none_or(|(_, rate)| rate > 0.0));
-    let Some(TrainedClip { from, rate, .. }) = clips.first() else { return };
-    let (from, rate) = (*from, *rate);
+    let Some(&TrainedClip { from, .. }) = clips.first() else { return };
     let kind = mapping.value("adapter.kind").and_then(Value::as_str).unwrap_or("lora");
     if kind != "lora" {
         let why = format!(
@@ -39,14 +38,17 @@ pub(super) fn write(mapping: &mut Mapping, mut clips: Vec<TrainedClip>) {
     mapping.set_or("adapter.text_encoders", typed, names, from);
     let targets = LAYERS.map(Value::from).to_vec();
     mapping.set_default("adapter.text_encoder_targets", targets, "CLIP's linear layers");
-    let Some((rate_from, rate)) = rate else { return };
+    let Some((rate_from, _)) = clips.iter().find_map(|clip| clip.rate) else { return };
     let optimizer = mapping.value("optimizer.kind").and_then(Value::as_str);
     if optimizer.is_some_and(|kind| ONE_RATE.contains(&kind)) {
         mapping.differs(rate_from, "the optimizer has one learning rate for all that is trained");
         return;
     }
-    mapping.set("adapter.text_encoder_learning_rate", rate, rate_from);
-    if clips.iter().any(|clip| clip.rate.is_some_and(|(_, other)| other != rate)) {
-        mapping.differs(rate_from, "all text encoders have one learning rate, that of the first");
-    }
+    // What has no learning rate of its own has that of the model.
+    let of_model = mapping.value("optimizer.learning_rate").and_then(Value::as_f64);
+    let rate = |clip: &TrainedClip| clip.rate.map(|(_, rate)| rate).or(of_model);
+    let Some(rates) = clips.iter().map(rate).collect::<Option<Vec<f64>>>() else { return };
+    let is_one = rates.iter().all(|rate| *rate == rates[0]);
+    let value = if is_one { Value::from(rates[0]) } else { Value::from(rates) };
+    mapping.set("adapter.text_encoder_learning_rate", value, rate_from);
 }

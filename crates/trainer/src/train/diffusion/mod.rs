@@ -97,7 +97,7 @@ fn check_formats(config: &RunConfig, pipeline: &Pipeline) -> Result<()> {
     for format in formats {
         check_form(target.form, *format)?;
     }
-    let has_encoders = !config.adapter.text_encoders.names.is_empty();
+    let has_encoders = !config.adapter.text_encoders.is_empty();
     if has_encoders && formats.contains(&AdapterFormat::Peft) {
         return Err(TrainerError::Request {
             problem: "the files of PEFT hold the adapter of one model, and adapter.text_encoders trains others with it"

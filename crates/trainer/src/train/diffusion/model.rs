@@ -24,8 +24,7 @@ impl<'a> DiffusionTask<'a> {
     /// Which text encoders are trained.
     pub(super) fn encoder_training(&self) -> EncoderTraining<'a> {
         EncoderTraining {
-            names: &self.text_encoders.names,
-            targets: &self.text_encoders.targets,
+            adapters: self.text_encoders,
             seed: seed(self.train.seed, Purpose::EncoderAdapters),
         }
     }
@@ -45,7 +44,7 @@ impl<'a> DiffusionTask<'a> {
         [prompt, negative]: [&str; 2],
     ) -> Result<SampleCondition> {
         let training = self.encoder_training();
-        if training.names.is_empty() {
+        if training.adapters.is_empty() {
             return Ok(cached);
         }
         let (encoders, trained) = (&self.pipeline.encoders, &model.text_encoders);

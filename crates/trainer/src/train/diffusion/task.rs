@@ -18,7 +18,7 @@ use super::noise::{
 use super::samples::SampleImageWriter;
 use crate::cache::scaled::{RESOLUTIONS, fewer_frames};
 use crate::cache::{CachedLatents, largest_images, plan_images};
-use crate::config::adapter::{AdapterKind, TextEncoderAdapters};
+use crate::config::adapter::AdapterKind;
 use crate::config::data::LearningTarget;
 use crate::config::data_sets::DataSets;
 use crate::config::sample::SampleConfig;
@@ -36,7 +36,7 @@ use crate::model::build::{Precision, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{BatchLoss, DenoiserInput};
-use crate::model::diffusion::text::TrainedTokens;
+use crate::model::diffusion::text::{EncoderAdapter, TrainedTokens};
 use crate::model::diffusion::vae::LatentShape;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
@@ -65,7 +65,7 @@ pub struct DiffusionTask<'a> {
     /// How is trained.
     pub train: &'a TrainConfig,
     /// Text encoders that are trained too.
-    pub text_encoders: &'a TextEncoderAdapters,
+    pub text_encoders: &'a [EncoderAdapter],
     /// Where losses are noted by timestep; a dry run has none.
     log: Option<&'a TimestepLog>,
 }

@@ -22,7 +22,7 @@ pub use encoder::{
     QWEN3_8B_FILES, QWEN25VL_FILES, T5_FILES, TextEmbedding, TextEncoder, TextEncoderSpec,
 };
 pub use prompt::{Prompt, PromptImage};
-pub use trained::{EncoderTraining, TrainedEncoders, TrainedTokens};
+pub use trained::{EncoderAdapter, EncoderTraining, TrainedEncoders, TrainedTokens};
 
 use self::clean::clean_prompt;
 use self::prompt::PromptTexts;

@@ -16,13 +16,20 @@ use crate::model::encoder::clip::{ClipOutput, ClipTextModel};
 use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
 
+/// The adapter of a text encoder that is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderAdapter {
+    /// The encoder.
+    pub name: String,
+    /// By layer.
+    pub targets: Vec<AdapterTarget>,
+}
+
 /// Which text encoders are trained, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderTraining<'a> {
-    /// Their names.
-    pub names: &'a [String],
-    /// Their layers with an adapter.
-    pub targets: &'a [AdapterTarget],
+    /// Of each.
+    pub adapters: &'a [EncoderAdapter],
     /// What their initial matrices follow from.
     pub seed: u64,
 }
@@ -49,9 +56,8 @@ impl TextEncoders {
     /// Checks that each of these text encoders is there and can be trained.
     pub fn check_trained(&self, training: EncoderTraining<'_>) -> Result<()> {
         let can_be: Vec<&str> = self.trainable().map(|(_, encoder)| encoder.spec.name).collect();
-        let Some(other) = training.names.iter().find(|name| !can_be.contains(&&***name)) else {
-            return Ok(());
-        };
+        let mut names = training.adapters.iter().map(|own| &*own.name);
+        let Some(other) = names.find(|name| !can_be.contains(name)) else { return Ok(()) };
         let title = self.config.family().title;
         let problem = format!("adapter.text_encoders names {other}, which cannot be trained");
         let (problem, hint) = if can_be.is_empty() {
@@ -72,8 +78,8 @@ impl TextEncoders {
         adapters: &mut Adapters,
         tick: BytesDoneFn<'_>,
     ) -> Result<TrainedEncoders> {
-        let load = |(index, encoder): (usize, &TextEncoder)| {
-            let (component, targets) = (encoder.spec.component(), training.targets.to_vec());
+        let load = |(index, encoder, own): (usize, &TextEncoder, &EncoderAdapter)| {
+            let (component, targets) = (encoder.spec.component(), own.targets.clone());
             let seed = training.seed.wrapping_add(encoder.spec.position.into());
             let model = adapters.of_encoder(component, targets, seed, |adapters| {
                 encoder.load_clip(device, Precision::plain(dtype), adapters, tick)
@@ -85,7 +91,7 @@ impl TextEncoders {
 
     /// The tokens of prompts for those that are trained.
     pub fn trained_tokens(&self, training: EncoderTraining<'_>, prompts: &[&str]) -> TrainedTokens {
-        let ids = |(_, encoder): (usize, &TextEncoder)| {
+        let ids = |(_, encoder, _): (usize, &TextEncoder, &EncoderAdapter)| {
             let ids =
                 |text: &&str| encoder.tokenizer.encode(&self.prompt(&Prompt::from(*text)).text).ids;
             prompts.iter().flat_map(ids).collect()
@@ -95,7 +101,7 @@ impl TextEncoders {
 
     /// Bytes of the files of those that are trained.
     pub fn trained_file_bytes(&self, training: EncoderTraining<'_>) -> u64 {
-        self.trained(training).map(|(_, encoder)| encoder.part.file_bytes()).sum()
+        self.trained(training).map(|(_, encoder, _)| encoder.part.file_bytes()).sum()
     }
 
     /// Conditions from the cache with what those in training make of the prompts now.
@@ -142,15 +148,15 @@ impl TextEncoders {
         all.filter(|(_, encoder)| can_be.contains(&encoder.spec.name))
     }
 
-    /// Those that are trained.
+    /// Those that are trained, with their index and adapter.
     fn trained<'a>(
         &'a self,
         training: EncoderTraining<'a>,
-    ) -> impl Iterator<Item = (usize, &'a TextEncoder)> {
-        let is_trained = move |encoder: &TextEncoder| {
-            training.names.iter().any(|name| name == encoder.spec.name)
-        };
-        self.trainable().filter(move |(_, encoder)| is_trained(encoder))
+    ) -> impl Iterator<Item = (usize, &'a TextEncoder, &'a EncoderAdapter)> {
+        self.trainable().filter_map(move |(index, encoder)| {
+            let own = training.adapters.iter().find(|own| own.name == encoder.spec.name)?;
+            Some((index, encoder, own))
+        })
     }
 
     fn output_shapes(&self) -> Vec<OutputShape> {
