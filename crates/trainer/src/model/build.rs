@@ -75,8 +75,7 @@ impl Precision {
     pub fn frozen_dtype(self, device: &Device, want: &TensorSpec, stored: Option<Dtype>) -> Dtype {
         let dtype = self.dtype_of(want.role);
         let is_matrix = matches!(want.role, TensorRole::Matrix | TensorRole::Modulation);
-        let is_offloaded = want.block.is_some_and(|block| self.offload.offloads(block));
-        let is_plain = is_matrix && !is_offloaded && self.quantisation(want).is_none();
+        let is_plain = is_matrix && self.quantisation(want).is_none();
         let is_mixed = matches!(device.kind(), DeviceKind::Cpu { .. }) && dtype == Dtype::F32;
         stored.filter(|_| is_plain && is_mixed).unwrap_or(dtype)
     }
@@ -93,22 +92,21 @@ impl Precision {
     }
 }
 
-/// Allocates memory for the model's offloaded blocks; none if there are none.
+/// Allocates memory for the model's offloaded blocks; none if there are none. Each tensor comes with the dtype of
+/// [`Precision::frozen_dtype`].
 pub(super) fn new_block_swap<'a>(
     device: &Device,
     precision: Precision,
-    wants: impl Iterator<Item = &'a TensorSpec>,
+    wants: impl Iterator<Item = (&'a TensorSpec, Dtype)>,
 ) -> Result<Option<BlockSwap>> {
     let mut blocks: Vec<Vec<usize>> = Vec::new();
-    for want in wants {
+    for (want, dtype) in wants {
         let Some(block) = want.block else { continue };
         blocks.resize(blocks.len().max(block + 1), Vec::new());
         match precision.quantisation(want) {
             _ if !precision.offload.offloads(block) => {}
             Some(how) => blocks[block].extend(Quantised::sizes(want.shape, how)),
-            None => {
-                blocks[block].push(want.shape.elements() * precision.dtype_of(want.role).bytes());
-            }
+            None => blocks[block].push(want.shape.elements() * dtype.bytes()),
         }
     }
     let is_any = blocks.iter().any(|sizes| !sizes.is_empty());
@@ -548,10 +546,9 @@ impl RandomWeights {
         seed: u64,
         wants: &[TensorSpec],
     ) -> Result<Self> {
-        Ok(Self {
-            block_swap: new_block_swap(device, precision, wants.iter())?,
-            ..Self::new(precision, seed)
-        })
+        let held = |want| (want, precision.frozen_dtype(device, want, Some(PUBLISHED)));
+        let block_swap = new_block_swap(device, precision, wants.iter().map(held))?;
+        Ok(Self { block_swap, ..Self::new(precision, seed) })
     }
 }
 

@@ -178,13 +178,17 @@ impl<'a> WeightFiles<'a> {
         if self.catalog.is_meta() && !device.is_meta() {
             return Err(WeightsError::MetaModel { path: self.catalog.path.clone() }.into());
         }
-        let ring = new_block_swap(device, precision, self.members.iter().map(|(want, _)| want))?;
+        let dtype_of = |(want, pieces): &LocatedTensor<'_>| {
+            let stored = stored_dtype(pieces).filter(|_| is_frozen);
+            precision.frozen_dtype(device, want, stored)
+        };
+        let members = self.members.iter().map(|member| (&member.0, dtype_of(member)));
+        let ring = new_block_swap(device, precision, members)?;
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
             let tag = if batch.is_temporary { Tag::Workspace } else { Tag::Weights };
-            let alloc = |(want, pieces): &LocatedTensor<'_>| {
-                let stored = stored_dtype(pieces).filter(|_| is_frozen);
-                let dtype = precision.frozen_dtype(device, want, stored);
+            let alloc = |member: &LocatedTensor<'_>| {
+                let (want, dtype) = (&member.0, dtype_of(member));
                 match (offload_target(ring.as_ref(), want), batch.is_temporary) {
                     // Straight to its final place.
                     (Some((ring, block)), false) => Ok(ring.alloc(block, want.shape, dtype)),
