@@ -244,16 +244,11 @@ impl AdapterConfig {
         let own: Vec<_> = pattern.into_iter().map(|own| usual.of_pattern(own)).collect();
         let others = targets.into_iter().map(|name| usual.of_layer(name, None));
         let targets = own.into_iter().chain(others).collect();
-        let rates = text_encoder_learning_rate
-            .map(|rates| rates.of_each(text_encoders.len(), rows))
-            .transpose()?;
-        let of_encoder = |(index, name): (usize, String)| {
-            let rate = rates.as_ref().map(|rates| rates[index]);
-            let targets = text_encoder_targets.iter().cloned();
-            let targets = targets.map(|layer| usual.of_layer(layer, rate)).collect();
-            EncoderAdapter { name, targets }
-        };
-        let text_encoders = text_encoders.into_iter().enumerate().map(of_encoder).collect();
+        let n_encoders = text_encoders.len();
+        let rates = text_encoder_learning_rate.map(|rates| rates.of_each(n_encoders, rows));
+        let rates = rates.transpose()?;
+        let text_encoders =
+            usual.of_encoders(text_encoders, &text_encoder_targets, rates.as_deref());
         let exclude = exclude.unwrap_or_default();
         Ok(Self { kind, targets, exclude, text_encoders, trains_norms: train_norm })
     }
@@ -293,6 +288,21 @@ impl UsualTarget {
             form,
             rate_factors: [learning_rate.map_or(1.0, |own| own / usual) as f32, of_b as f32],
         }
+    }
+
+    /// Of text encoders, each with these layers, and with its learning rate if there are some.
+    fn of_encoders(
+        &self,
+        names: Vec<String>,
+        layers: &[String],
+        rates: Option<&[f64]>,
+    ) -> Vec<EncoderAdapter> {
+        let of_encoder = |(index, name)| {
+            let rate = rates.map(|rates| rates[index]);
+            let targets = layers.iter().map(|layer| self.of_layer(layer.clone(), rate));
+            EncoderAdapter { name, targets: targets.collect() }
+        };
+        names.into_iter().enumerate().map(of_encoder).collect()
     }
 
     fn of_pattern(&self, own: Pattern) -> AdapterTarget {

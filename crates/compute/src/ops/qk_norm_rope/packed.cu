@@ -1,6 +1,6 @@
 // Norm and rotation of heads of D numbers, a power of two, of which each thread has P: D / P threads share a
 // head, and a warp has several heads. The same as in `kernel.cu`, with a head read once; the whole head is turned, or nothing
-// of it. Threads are counted in 32 bits: dividing by 64 takes as long as reading memory.
+// of it. Heads are counted in 32 bits: a division of 64-bit numbers takes as long as reading memory.
 
 #define SHARE (D / P)
 

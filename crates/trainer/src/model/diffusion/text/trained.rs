@@ -28,7 +28,7 @@ pub struct EncoderAdapter {
 /// Which text encoders are trained, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderTraining<'a> {
-    /// Of each.
+    /// The adapter of each.
     pub adapters: &'a [EncoderAdapter],
     /// What their initial matrices follow from.
     pub seed: u64,
